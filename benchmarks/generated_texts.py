@@ -33,10 +33,10 @@ from umim_core.config.form import Merge
 from umim_core.embedded.assets import embedded_names
 from umim_core.embedded.docstring_corpus import build_corpus, read_documents
 from umim_core.evaluation.generation_quality import (
+    FEWEST_TEXTS,
     GenerationQuality,
-    References,
     generation_quality,
-    require_libraries,
+    mauve_library,
 )
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.text_metrics import TextFeatures, features_of
@@ -65,15 +65,16 @@ class Subject:
         new_tokens: Most tokens to generate from each.
         batch_size: Prompts of a batch.
         max_damage: Bound on the price of rules that merge while decoding; infinite for all rules.
-        references: What follows the prompts in the held-out text.
+        references: What follows the prompts in the held-out text, compared by ``features``.
     """
 
     umim: UMIM
     prompts: list[Ids]
     new_tokens: int
     batch_size: int
-    max_damage: float = math.inf
-    references: References | None = None
+    max_damage: float
+    references: Sequence[str]
+    features: TextFeatures
 
     def generate(self, decoding: str, merge: Merge, seed: int) -> list[Row]:
         """Generate from every prompt, in batches; the seed differs from batch to batch."""
@@ -100,7 +101,8 @@ class Subject:
             generation_quality(
                 self.generate(decoding, merge, seed),
                 self.umim.backbone,
-                references=self.references,
+                self.references,
+                self.features,
             )
             for seed in range(seeds if DECODINGS[decoding]["do_sample"] else 1)
         ]
@@ -166,7 +168,8 @@ def differences(own: Report, base: Report) -> dict[str, dict[str, float | None]]
 
 def run(options: argparse.Namespace, report: Report) -> None:
     """Measure every checkpoint; every row is written at once."""
-    require_libraries(options.prompts)  # before minutes of generating
+    if options.prompts >= FEWEST_TEXTS:
+        mauve_library()  # before minutes of generating
     features = None if options.features is None else features_of(options.features)
     names = ("prompt_tokens", "new_tokens", "seeds", "max_damage")
     report |= {name: getattr(options, name) for name in names} | {"subjects": {}}
@@ -206,10 +209,10 @@ def subject_of(
     prompts, rest = zip(
         *(np.split(ids, [options.prompt_tokens]) for ids in beginnings), strict=True
     )
-    continuations = tuple(umim.backbone.decode(ids.tolist()) for ids in rest)
+    references = [umim.backbone.decode(ids.tolist()) for ids in rest]
     bound = math.inf if options.max_damage is None else options.max_damage
-    references = References(continuations, features)
-    return Subject(umim, list(prompts), options.new_tokens, options.batch_size, bound, references)
+    sizes = options.new_tokens, options.batch_size
+    return Subject(umim, list(prompts), *sizes, bound, references, features)
 
 
 BENCHMARK: Final = Benchmark(

@@ -163,13 +163,13 @@ def draw_examples(
 
 def attention_example(umim: UMIM, ids: NDArray[np.int64], label: str) -> Report:
     """Return the last layer's attention over a text's [T] tokens and over its units."""
-    maps = attention_maps(ids, umim.merged_model)
+    before, after, lengths = attention_maps(ids, umim.merged_model)
     return {
-        "label": f"{label}, layer {maps.layer + 1}, mean over heads",
-        "units": unit_texts(ids.tolist(), maps.lengths, umim.backbone.decode),
-        "tokens": maps.lengths,
-        "before": maps.before.tolist(),
-        "after": maps.after.tolist(),
+        "label": f"{label}, layer {umim.backbone.num_layers}, mean over heads",
+        "units": unit_texts(ids.tolist(), lengths, umim.backbone.decode),
+        "tokens": lengths,
+        "before": before.tolist(),
+        "after": after.tolist(),
     }
 
 
@@ -180,8 +180,7 @@ def span_similarity(umim: UMIM, texts: Sequence[NDArray[np.int64]]) -> list[dict
         starts, lengths = umim.matcher.segment(ids)
         cuts = zip(starts, lengths, strict=True)
         spans |= {tuple(ids[start : start + n].tolist()) for start, n in cuts if n > 1}
-    similar = surrogate_similarity(sorted(spans), umim.merged_model) if spans else []
-    return [vars(row) for row in similar]
+    return surrogate_similarity(sorted(spans), umim.merged_model)
 
 
 def host() -> dict[str, str]:

@@ -165,7 +165,7 @@ def test_with_rules_the_raw_text_alone_decides_stops(merge: str, batch_size: int
         cut = model.generate_until(models.requests(until=[stop]))
         assert cut == [text.split(stop)[0] for text in free]
         assert cut != free
-    assert model.token_reduction > 0
+    assert model.realised["token_reduction"] > 0
 
 
 SAMPLED = {

@@ -142,7 +142,7 @@ def test_empty_rules_give_the_base_models_likelihoods(merge: str, backbone_path:
     found, base = (
         model.loglikelihood_rolling(rolling([TEXT * 3, "the cat"])) for model in (ours, hf)
     )
-    assert found == pytest.approx(base, abs=1e-4) and ours.token_reduction == 0.0
+    assert found == pytest.approx(base, abs=1e-4) and ours.realised["token_reduction"] == 0.0
 
 
 def test_the_base_model_may_read_a_context_once_for_all_of_its_answers(build: Build) -> None:
@@ -170,7 +170,7 @@ def test_context_mode_matches_the_context_alone(build: Build) -> None:
     expected = [oracle_context(merged_model, *model._encode_pair(*pair)) for pair in SHORT]
     found = model.loglikelihood(likelihoods(SHORT))
     assert values(found) == pytest.approx(expected, abs=1e-4)
-    assert model.context_token_reduction > model.token_reduction > 0
+    assert model.realised["context_token_reduction"] > model.realised["token_reduction"] > 0
     # a long context loses leading units, not tokens
     context, ending = (np.array(ids) for ids in model._encode_pair(*PAIRS[-1]))
     kept, units = model.scorer.fit(context, MAX_LENGTH - len(ending) + 1)

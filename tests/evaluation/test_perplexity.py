@@ -228,8 +228,6 @@ def test_rows_that_cannot_be_scored_are_refused() -> None:
         perplexity([np.array([1])], base)
     with pytest.raises(EvaluationError, match="at least one token"):
         token_log_probs([np.array([1, 2]), np.array([], dtype=np.int64)], base)
-    with pytest.raises(EvaluationError, match="batch_size"):
-        perplexity([np.array([1, 2])], base, batch_size=0)
     row = [np.ones(66, dtype=np.int64)]
     module, matcher = module_for(backbone), Matcher(RuleSet.from_spans([(1, 1, 1, 1)]))
     assert len(token_log_probs(row, MergedModel(backbone, module, matcher))[0]) == 65

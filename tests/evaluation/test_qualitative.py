@@ -6,7 +6,6 @@ import torch
 
 from support.merge_modules import module_of
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import EvaluationError
 from umim_core.evaluation.qualitative import attention_maps
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
@@ -29,9 +28,7 @@ def reference(backbone: Backbone) -> np.ndarray:
 
 
 def test_before_is_raw_attention_added_up_by_unit(tiny_backbone: Backbone) -> None:
-    maps = attention_maps(IDS, MergedModel(tiny_backbone, module_of("paper"), RULES))
-    assert maps.before == pytest.approx(reference(tiny_backbone), abs=1e-6)
-    assert (maps.lengths, maps.starts) == ((1, 2, 1, 2, 1), (0, 1, 3, 4, 6))
-    assert maps.layer == 1
-    with pytest.raises(EvaluationError, match="needs a token"):
-        attention_maps([], MergedModel(tiny_backbone, module_of("paper"), RULES))
+    model = MergedModel(tiny_backbone, module_of("paper"), RULES)
+    before, after, lengths = attention_maps(IDS, model)
+    assert before == pytest.approx(reference(tiny_backbone), abs=1e-6)
+    assert after.sum(axis=1) == pytest.approx(1.0) and lengths == [1, 2, 1, 2, 1]

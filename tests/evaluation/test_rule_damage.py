@@ -92,13 +92,9 @@ def test_every_state_goes_to_its_last_merge_within_the_window(
 
 def test_what_cannot_be_measured_is_refused() -> None:
     merged_model = compressed_of(FLAT)
-    for rows, window, message in (
-        ([], 4, "at least one row"),
-        ([np.array([1, 2])], 0, "window 0"),
-        ([np.array([0, 10, 0])], 4, "some rule must match"),
-    ):
-        with pytest.raises(EvaluationError, match=message):
-            measure_damage(rows, merged_model, window=window)
+    for rows in ([], [np.array([0, 10, 0])]):
+        with pytest.raises(EvaluationError, match=f"some rule must match .* {len(rows)} rows"):
+            measure_damage(rows, merged_model)
     merged_model.require_module().norm_o.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match="every divergence must be finite"):
         measure_damage(rows_of(FLAT), merged_model)

@@ -181,7 +181,7 @@ def test_merged_parts_add_up_to_the_merged_sequence(checkpoint_path: Path) -> No
     row: dict[str, object] = {"text": prompt, "choices": CHOICES, "gold": 0}
     model = UmimLM(str(checkpoint_path), "all", dtype="float32", device="cpu", batch_size=3)
     _, (sample,) = run(model, [row])
-    assert model.token_reduction > 0.05
+    assert model.realised["token_reduction"] > 0.05
     *answers, (alone, _, tokens) = sample["filtered_resps"]
     requests = [Instance("loglikelihood", {}, ("", f"{prompt} {text}"), 0) for text in CHOICES]
     whole = model.loglikelihood(requests, disable_tqdm=True)
@@ -290,10 +290,10 @@ def test_figures_are_means_with_standard_errors_and_samples_hold_reductions(
         # two values lie equally far from their mean: the standard error is that distance
         assert result[f"{figure}_stderr,none"] == pytest.approx(abs(values[0] - mean))
     assert result["prompt_tr,none"] > 0
-    assert model.context_token_reduction is not None
+    assert model.realised["context_token_reduction"] is not None
     lengths = [sample["doc"]["prompt_tokens"] for sample in samples]
     saved = sum(s["prompt_tr"] * n for s, n in zip(samples, lengths, strict=True))
-    assert saved / sum(lengths) == pytest.approx(model.context_token_reduction)
+    assert saved / sum(lengths) == pytest.approx(model.realised["context_token_reduction"])
 
 
 def test_a_cell_beyond_the_context_asks_nothing_and_says_so(metadata: dict[str, Any]) -> None:

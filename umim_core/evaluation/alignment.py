@@ -204,19 +204,32 @@ _HEAD_IDS: Final = 8192  # vocabulary entries whose weights are widened at once
 
 @dataclass(frozen=True)
 class AlignmentResult:
-    means: dict[str, float]
-    aligned_rows: int
+    """Sums of every metric over the paper's rows of each row of text [B, M], and means over states.
+
+    ``row_counts`` [B] says how many of the paper's rows each has.
+    """
+
+    row_sums: NDArray[np.float64]
+    row_counts: NDArray[np.int64]
     state_means: dict[str, float]
     state_rows: int
     token_reduction: float
     spans_per_row: float
-    row_sums: dict[str, tuple[float, ...]]
-    row_counts: tuple[int, ...]
+
+    @property
+    def aligned_rows(self) -> int:
+        return int(self.row_counts.sum())
+
+    @property
+    def means(self) -> dict[str, float]:
+        means = self.row_sums.sum(axis=0) / self.aligned_rows
+        return dict(zip(METRICS, means.tolist(), strict=True))
 
     @property
     def errors(self) -> dict[str, float]:
         """Standard errors of ``means`` over the rows of text; nothing for a single row."""
-        errors = {name: ratio_error(sums, self.row_counts) for name, sums in self.row_sums.items()}
+        sums = zip(METRICS, self.row_sums.T, strict=True)
+        errors = {name: ratio_error(of_metric, self.row_counts) for name, of_metric in sums}
         return {name: error for name, error in errors.items() if error is not None}
 
     def metrics(self) -> dict[str, float]:
@@ -243,13 +256,6 @@ def evaluate_alignment(
 
     ``base`` reads the raw rows of ids [T_b]; the model's own backbone if None.
     """
-    require(
-        bool(rows) and batch_size >= 1,
-        EvaluationError,
-        "alignment needs at least one row and a positive batch size",
-        f"{len(rows)} rows, batch size {batch_size}",
-        "Give held-out text of at least one segment.",
-    )
     backbone = merged_model.backbone
     row_sums = np.zeros((len(rows), len(METRICS)))  # over the paper's rows of each row of text
     row_counts = np.zeros(len(rows), dtype=np.int64)
@@ -279,9 +285,8 @@ def evaluate_alignment(
             row_counts[first : first + len(part)] += (
                 owners.bincount(minlength=len(part)).cpu().numpy()
             )
-    aligned_rows = int(row_counts.sum())
     require(
-        aligned_rows > 0,
+        bool(row_counts.any()),
         EvaluationError,
         "some rule must match in the held-out rows",
         f"{len(rows)} rows without a match",
@@ -291,14 +296,12 @@ def evaluate_alignment(
     rule, remedy = "every alignment metric must be finite", "Check the module's weights."
     require(bool(np.isfinite(state_sums).all()), NumericalError, rule, state_means, remedy)
     return AlignmentResult(
-        means=dict(zip(METRICS, (row_sums.sum(axis=0) / aligned_rows).tolist(), strict=True)),
-        aligned_rows=aligned_rows,
+        row_sums=row_sums,
+        row_counts=row_counts,
         state_means=state_means,
         state_rows=state_rows,
         token_reduction=(raw - units) / raw,
         spans_per_row=spans / len(rows),
-        row_sums={name: tuple(row_sums[:, i].tolist()) for i, name in enumerate(METRICS)},
-        row_counts=tuple(row_counts.tolist()),
     )
 
 

@@ -19,26 +19,20 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.eviction import generate_evicted
 from umim_core.config.form import Merge
 from umim_core.errors import GenerationError, require
-from umim_core.evaluation.scoring import (
-    AnyScorer,
-    EvictedScorer,
-    Query,
-    ReducedScorer,
-    Scorer,
-)
-from umim_core.evaluation.sizes import Sizes
+from umim_core.evaluation.scoring import AnyScorer, EvictedScorer, Query, Scorer
+from umim_core.evaluation.sizes import REDUCTIONS, Sizes
 from umim_core.inference.choice import eos_ids
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import HONOURED, IGNORED, GenerateOptions
 from umim_core.inference.outputs import Row
 from umim_core.inference.prompts import PromptIds
-from umim_core.rules.matcher import Parts, parts_behind
+from umim_core.rules.matcher import Parts
 from umim_core.text.token_ids import Ints
 
-# lm-eval says ``until`` for stop strings, and repeats requests for several texts.
-_ALLOWED: Final = HONOURED - {"num_return_sequences", "stop_strings"} | {"num_beams"}
 # Of ``GenerateOptions``, by the same names.
 _OWN: Final = frozenset({"decode_max_damage"})
+# lm-eval says ``until`` for stop strings, and repeats requests for several texts.
+_ALLOWED: Final = HONOURED - {"num_return_sequences", "stop_strings"} | {"num_beams"} | _OWN
 
 
 @dataclass(frozen=True)
@@ -56,17 +50,6 @@ class GenKwargs:
     until: list[str]
     new_tokens: int
     max_length: int | None
-
-    @property
-    def config(self) -> GenerationConfig:
-        return self.options.settings
-
-    def room(self, max_units: int) -> int:
-        """Return how many units a prompt may have, as many as hf leaves it tokens."""
-        rule = f"max_gen_toks must be less than the model's maximum length ({max_units})"
-        remedy = "Lower it, or use a backbone with more positions."
-        require(self.new_tokens < max_units, GenerationError, rule, self.new_tokens, remedy)
-        return max_units - self.new_tokens
 
     def limits(self, prompt_lengths: Sequence[int]) -> list[int]:
         if self.max_length is None:
@@ -100,26 +83,20 @@ def read_gen_kwargs(
         settings.pop("temperature", None)
     for name in sorted(settings.keys() & IGNORED):
         warn(f"umim: generation kwarg {name}={settings.pop(name)!r} has no effect and is left out")
-    engine_options: dict[str, Any] = {name: settings.pop(name) for name in _OWN & settings.keys()}
     unknown = sorted(settings.keys() - _ALLOWED)
-    rule = f"generation kwargs must be among {sorted(_ALLOWED | _OWN)}"
+    rule = f"generation kwargs must be among {sorted(_ALLOWED)}"
     remedy = "Leave the others out of the task's generation_kwargs."
     require(not unknown, GenerationError, rule, unknown, remedy)
+    engine_options: dict[str, Any] = {name: settings.pop(name) for name in _OWN & settings.keys()}
     settings["stop_strings"] = [text for text in until if text and text != end[1]] or None
     try:
         config = GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
         options = GenerateOptions(config=config, **engine_options).of_model(backbone)
     except ValueError as error:
-        raise GenerationError(
-            "a generation kwarg is out of range",
-            str(error),
-            "Correct it in the task's generation_kwargs or in --gen_kwargs.",
-        ) from error
+        rule, remedy = "a generation kwarg is out of range", "Correct it in the task's kwargs."
+        raise GenerationError(rule, str(error), remedy) from error
     ends = sorted({*eos_ids(options.settings.eos_token_id), end[0]})
     return GenKwargs(replace(options, eos_token_id=ends), until, new_tokens, max_length)
-
-
-REDUCTIONS: Final = ("prompt_tr", "gen_kv_tr", "cumulative_kv_tr")
 
 
 class GeneratedText(str):
@@ -135,7 +112,7 @@ class GeneratedText(str):
 
     def __new__(cls, text: str, reductions: Mapping[str, float] | None = None) -> Self:
         text_with_reductions = super().__new__(cls, text)
-        text_with_reductions.reductions = dict(reductions or {})
+        text_with_reductions.reductions = reductions or {}
         return text_with_reductions
 
     @classmethod
@@ -161,33 +138,23 @@ class RowWriter:
 
     def write(
         self,
-        prompts: Sequence[Ints],
+        prompts: Sequence[tuple[Ints, Query, Parts | None]],
         kwargs: GenKwargs,
         options: GenerateOptions,
-        queries: Sequence[Query],
-        parts: Sequence[Parts | None],
     ) -> list[tuple[Row, tuple[int, ...], Sizes]]:
-        """Generate a text after each prompt of raw ids [T_b], in one batch.
+        """Generate a text after each prompt, in one batch.
 
-        ``queries`` are what prompts ask, for token reducers, ``parts`` their tokens that may merge,
-        None for all. The ``merge`` of the options is replaced. With each row come the ids that
-        count, and its sizes.
+        Prompts are raw ids [T_b], what they ask, for token reducers, and their tokens that may
+        merge, None for all. The ``merge`` of the options is replaced. With each row come the ids
+        that count, and its sizes.
         """
-        scorer, room = self.scorer, kwargs.room(self.scorer.max_units)
-        fitting: list[Ints] = []
-        sizes: list[Sizes] = []
-        behind: list[Parts | None] = []
-        for ids, query, may_merge in zip(prompts, queries, parts, strict=True):
-            fitted, stays = scorer.fit(ids, room, may_merge)
-            if isinstance(scorer, ReducedScorer):
-                shortened, size = scorer.shorten(fitted, stays, query)
-                fitting.append(shortened)
-                sizes.append(size)
-                behind.append(None)
-            else:
-                fitting.append(fitted)
-                sizes.append(Sizes(context_tokens=len(fitted)))
-                behind.append(parts_behind(may_merge, len(ids) - len(fitted)))
+        scorer = self.scorer
+        room = scorer.max_units - kwargs.new_tokens  # as many units as hf leaves a prompt tokens
+        rule = f"max_gen_toks must be less than the model's maximum length ({scorer.max_units})"
+        remedy = "Lower it, or use a backbone with more positions."
+        require(room > 0, GenerationError, rule, kwargs.new_tokens, remedy)
+        shortened = [scorer.prompt(ids, room, query, part) for ids, query, part in prompts]
+        fitting, parts, sizes = zip(*shortened, strict=True)
         limits = kwargs.limits([size.context_tokens for size in sizes])
         merge = self.merge if isinstance(scorer, Scorer) else "none"
         options = replace(
@@ -199,7 +166,7 @@ class RowWriter:
         )
         rows: Sequence[Row]
         if isinstance(scorer, EvictedScorer) and scorer.age is None:
-            mergeable = {ids.tobytes(): part for ids, part in zip(fitting, behind, strict=True)}
+            mergeable = {ids.tobytes(): part for ids, part in zip(fitting, parts, strict=True)}
             rows = generate_evicted(
                 fitting,
                 options,
@@ -208,11 +175,11 @@ class RowWriter:
                 lambda ids, generated: scorer.budget(ids, generated, mergeable[ids.tobytes()]),
             )
         else:
-            pairs = zip(fitting, behind, strict=True)
+            pairs = zip(fitting, parts, strict=True)
             inputs = [ids if part is None else PromptIds(ids, part) for ids, part in pairs]
             rows = self.engine.generate(inputs, options).rows
         counted = []
-        for row, ids, part, before in zip(rows, fitting, behind, sizes, strict=True):
+        for row, (ids, part, before) in zip(rows, shortened, strict=True):
             new, tokens, columns = len(row.ids), before.context_tokens, row.cache_lengths[0]
             if isinstance(scorer, EvictedScorer):
                 counted.append(scorer.sizes(tokens, new, columns, scorer.budget(ids, 0, part)))

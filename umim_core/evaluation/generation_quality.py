@@ -13,35 +13,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import EvaluationError, MissingExtraError, require
+from umim_core.errors import MissingExtraError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.text_metrics import BERTSCORE, TextFeatures, chrf, greedy_bertscore, rouge
 from umim_core.inference.outputs import Row
 from umim_core.merging.merged_model import MergedModel
 
-REPETITION_ORDERS: Final = (2, 3, 4)
-DISTINCT_ORDERS: Final = (1, 2, 3, 4)
-
-
-@dataclass(frozen=True)
-class References:
-    """Held-out continuations that several sets of texts are compared with."""
-
-    texts: tuple[str, ...]
-    features: TextFeatures
-
-    @cached_property
-    def states(self) -> list[Tensor]:
-        return self.features.of_tokens(self.texts)
+MAUVE: Final = "mauve_stand_in_features"
+FEWEST_TEXTS: Final = 20  # of MAUVE: two clusters of ten, the library's own least
+_SEED: Final = 25  # of the clusters' first centres; the library's own
+_BATCH: Final = 16
 
 
 @dataclass(frozen=True)
@@ -52,8 +40,8 @@ class GenerationQuality:
         figures: ``rep_N`` and ``dist_N`` (0..1; NaN if no text has N tokens), ``ppl`` of the
             generated tokens under the base model given their prompts, mean ``tokens`` of a text,
             means over texts of ``token_reduction`` (of prompts), ``gen_kv_reduction`` 1 - U_T / T
-            and ``cumulative_kv_reduction`` 1 - sum of U_t / sum of t; with references means of
-            ``by_text``, and ``MAUVE``.
+            and ``cumulative_kv_reduction`` 1 - sum of U_t / sum of t, and of ``by_text``; MAUVE of
+            the texts that are not empty, NaN of fewer than ``FEWEST_TEXTS``.
         by_text: Similarity of each text to its continuation by figure: the kinds of ROUGE, chrF
             (0..1) and BERTScore's F1; an empty text has 0.
     """
@@ -63,24 +51,24 @@ class GenerationQuality:
 
 
 def generation_quality(
-    rows: Sequence[Row], backbone: Backbone, references: References | None = None
+    rows: Sequence[Row], backbone: Backbone, references: Sequence[str], features: TextFeatures
 ) -> GenerationQuality:
+    """Measure texts by themselves, and against the continuations of their prompts."""
     texts = [row.ids for row in rows]
+    decoded = [backbone.decode(list(text)) for text in texts]
+    by_text, near = reference_similarity(decoded, references, features)
     figures = {
-        **{f"rep_{n}": repetition(texts, n) for n in REPETITION_ORDERS},
-        **{f"dist_{n}": distinct(texts, n) for n in DISTINCT_ORDERS},
+        **{f"rep_{n}": repetition(texts, n) for n in (2, 3, 4)},
+        **{f"dist_{n}": distinct(texts, n) for n in (1, 2, 3, 4)},
         "ppl": continuation_perplexity([row.prompt_ids for row in rows], texts, backbone),
         "tokens": _mean([len(text) for text in texts]),
         "token_reduction": _mean([row.token_reduction for row in rows]),
         "gen_kv_reduction": _mean([row.gen_kv_reduction for row in rows]),
         "cumulative_kv_reduction": _mean([row.cumulative_kv_reduction for row in rows]),
+        **{name: _mean(values) for name, values in by_text.items()},
+        MAUVE: near,
     }
-    if references is None:
-        return GenerationQuality(figures, {})
-    decoded = [backbone.decode(list(text)) for text in texts]
-    by_text, near = reference_similarity(decoded, references)
-    means = {name: _mean(values) for name, values in by_text.items()}
-    return GenerationQuality({**figures, **means, MAUVE: near}, by_text)
+    return GenerationQuality(figures, by_text)
 
 
 def repetition(texts: Sequence[Sequence[int]], n: int) -> float:
@@ -110,31 +98,16 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def continuation_perplexity(
-    prompts: Sequence[Sequence[int]],
-    continuations: Sequence[Sequence[int]],
-    backbone: Backbone,
-    batch_size: int = 16,
+    prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], backbone: Backbone
 ) -> float:
     """Compute the perplexity of continuations under the base model, given their prompts.
 
     exp(mean negative log-probability over all tokens) of the continuations [T_b] behind raw prompts
     [P_b] of at least one token.
     """
-    require(
-        len(prompts) == len(continuations) and any(map(len, continuations)),
-        EvaluationError,
-        "every prompt needs its continuation, and one of them a token",
-        f"{len(prompts)} prompts, continuations of {[*map(len, continuations)]} tokens",
-        "Generate at least one token.",
-    )
     rows = [np.array([*p, *c], dtype=np.int64) for p, c in zip(prompts, continuations, strict=True)]
     base = MergedModel.without_merging(backbone)
-    return perplexity(rows, base, batch_size, [len(prompt) for prompt in prompts]).ppl
-
-
-MAUVE: Final = "mauve_stand_in_features"
-FEWEST_TEXTS: Final = 20  # two clusters of ten, the library's own least
-_SEED: Final = 25  # of the clusters' first centres; the library's own
+    return perplexity(rows, base, _BATCH, [len(prompt) for prompt in prompts]).ppl
 
 
 def mauve(texts: NDArray[np.floating], references: NDArray[np.floating]) -> float:
@@ -144,21 +117,14 @@ def mauve(texts: NDArray[np.floating], references: NDArray[np.floating]) -> floa
     are a tenth as many clusters as references; the library's own choice is a tenth of the smaller
     set, which would differ between sets of texts that are compared with the same references.
     """
-    require(
-        min(len(texts), len(references)) >= FEWEST_TEXTS,
-        EvaluationError,
-        f"MAUVE needs at least {FEWEST_TEXTS} texts and as many references",
-        f"{len(texts)} and {len(references)}",
-        "Generate from more prompts.",
-    )
     clusters = max(2, round(len(references) / 10))
-    result = _compute_mauve()(
+    result = mauve_library()(
         p_features=references, q_features=texts, num_buckets=clusters, seed=_SEED
     )
     return float(result.mauve)
 
 
-def _compute_mauve() -> Any:
+def mauve_library() -> Any:
     try:
         from mauve import compute_mauve
     except ImportError as error:
@@ -168,43 +134,24 @@ def _compute_mauve() -> Any:
     return compute_mauve
 
 
-def require_libraries(texts: int) -> None:
-    """Make sure that a comparison will find its libraries, before texts are generated for it."""
-    word = {"references": ["word"]}
-    rouge(["word"], word)
-    chrf(["word"], word)
-    if texts >= FEWEST_TEXTS:
-        _compute_mauve()
-
-
 def reference_similarity(
-    texts: Sequence[str], references: References
+    texts: Sequence[str], references: Sequence[str], features: TextFeatures
 ) -> tuple[dict[str, tuple[float, ...]], float]:
     """Compare texts with the continuations of their prompts, one by one and as sets.
 
     Returns:
-        ``GenerationQuality.by_text``, and MAUVE of the texts that are not empty, 0..1; NaN of fewer
-        than ``FEWEST_TEXTS``.
+        ``GenerationQuality.by_text``, and MAUVE.
     """
-    require(
-        bool(texts) and len(texts) == len(references.texts),
-        EvaluationError,
-        "every generated text needs the continuation of its prompt",
-        f"{len(texts)} texts, {len(references.texts)} continuations",
-        "Keep as many tokens of the held-out text behind every prompt.",
-    )
-    states = references.features.of_tokens(texts)
+    states = features.of_tokens(texts), features.of_tokens(references)
     rows = [
         {
             **rouge([text], {"references": [reference]}),
             **chrf([text], {"references": [reference]}),
-            BERTSCORE: greedy_bertscore(of_text, of_reference),
+            BERTSCORE: greedy_bertscore(*of_pair),
         }
-        for text, reference, of_text, of_reference in zip(
-            texts, references.texts, states, references.states, strict=True
-        )
+        for text, reference, *of_pair in zip(texts, references, *states, strict=True)
     ]
-    last = [[text[-1] for text in part if len(text)] for part in (states, references.states)]
+    last = [[text[-1] for text in part if len(text)] for part in states]
     enough = min(map(len, last)) >= FEWEST_TEXTS
     near = mauve(*(torch.stack(part).numpy() for part in last)) if enough else math.nan
     return {name: tuple(row[name] for row in rows) for name in rows[0]}, near

@@ -219,23 +219,21 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         given = cast(AskedMerge, aliases.get(merge, merge))
         rules_tr = target_tr if method is None else None
         check_rule_choice(budget, rules_tr)
-        check = partial(
-            check_modes,
-            method=method,
-            match=match,
-            target_tr=target_tr,
+        self.target = check_modes(  # before anything is read
             compare=compare,
+            match=match,
+            method=method,
+            target_tr=target_tr,
             protect=protect,
-            allow_backbone_mismatch=allow_backbone_mismatch,
             roles=named_roles,
+            allow_backbone_mismatch=allow_backbone_mismatch,
+            merge="prompt" if given == AUTO else given,
+            raw_tail=raw_tail or 0,
         )
-        # before anything is read
-        self.target = check(merge="prompt" if given == AUTO else given, raw_tail=raw_tail or 0)
         baseline = None if method is None else find_baseline(method)
         checkpoint, self.merge, raw_tail = recommended(
             checkpoint, given, raw_tail, method, self.target
         )
-        check(merge=self.merge, raw_tail=raw_tail)
         merged_model = open_model_args(
             checkpoint,
             self.merge,
@@ -324,33 +322,24 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
     @property
     def realised(self) -> dict[str, float | None]:
-        """Reductions over all inputs so far by name; None where nothing was counted."""
+        """Reductions over all inputs so far by name; None where nothing was counted.
+
+        ``context_token_reduction`` is over contexts and generation prompts that are matched alone.
+        """
         if self.scorer is None or self.merge == "none":
             return {"token_reduction": 0.0, "context_token_reduction": 0.0}
         found = self.scorer.total.reductions()
         return found | ({} if self.scorer.total.tokens else {"token_reduction": None})
 
-    @property
-    def token_reduction(self) -> float:
-        return self.realised["token_reduction"] or 0.0
-
-    @property
-    def context_token_reduction(self) -> float | None:
-        """The same over contexts and generation prompts alone; None if none was matched alone."""
-        return self.realised["context_token_reduction"]
-
     def question_sizes(self, task: str | None) -> dict[int | None, Sizes]:
         """Return the sizes of a task's questions since ``forget_sizes``, those that count."""
-        by_question: dict[int | None, list[tuple[bool, Sizes]]] = {}
-        for (name, question, _), size in self._sizes.items():
+        # A text without context, which ``acc_seq`` asks for, has nothing to merge.
+        counted: dict[bool, dict[int | None, Sizes]] = {False: {}, True: {}}
+        for (name, question, _), (has_context, size) in self._sizes.items():
             if name == task:
-                by_question.setdefault(question, []).append(size)
-        counted = {}
-        for question, sizes in by_question.items():
-            # A text without context, which ``acc_seq`` asks for, has nothing to merge.
-            behind_contexts = [size for context, size in sizes if context]
-            counted[question] = sum(behind_contexts or [size for _, size in sizes], Sizes())
-        return counted
+                by_question = counted[has_context]
+                by_question[question] = by_question.get(question, Sizes()) + size
+        return counted[False] | counted[True]
 
     def forget_sizes(self) -> None:
         self._sizes = {}
@@ -415,7 +404,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 f"{len(answer)} tokens of request {number}: {texts[1]!r}",
                 "Correct the task's data, or use a backbone with more positions.",
             )
-        scores = self._loglikelihood_tokens(pairs, disable_tqdm or bars_are_hidden())
+        scores = self._loglikelihood_tokens(pairs, disable_tqdm)
         if self.merge != "none":
             for request, score in zip(requests, self._scored, strict=True):
                 self._count(request, score.sizes)
@@ -511,14 +500,15 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             for chunk in ordered.get_batched(n=self.rows_per_forward(longest)):
                 prompts, (options, *_), numbers = zip(*chunk, strict=True)
                 kwargs = self._gen_kwargs(options)
-                seed = fresh_seed() if kwargs.config.do_sample and seed is None else seed
+                seed = fresh_seed() if kwargs.options.settings.do_sample and seed is None else seed
                 chosen = replace(kwargs.options, merge=self.merge, seed=seed, streams=numbers)
                 if isinstance(self.scorer, Scorer):
                     self._decode_bounds[chosen.decode_bound(self.scorer.merged_model)] = None
-                ids = [self._prompt(text) for text in prompts]
-                queries = [self.query(text) for text in prompts]
-                parts = [self.chats.parts(*pair) for pair in zip(prompts, ids, strict=True)]
-                rows = writer.write(ids, kwargs, chosen, queries, parts)
+                read = [
+                    (ids, self.query(text), self.chats.parts(text, ids))
+                    for text, ids in zip(prompts, map(self._prompt, prompts), strict=True)
+                ]
+                rows = writer.write(read, kwargs, chosen)
                 for prompt, number, (row, cut, size) in zip(prompts, numbers, rows, strict=True):
                     text = postprocess_generated_text(self.tok_decode(cut), kwargs.until, None)
                     if self.merge != "none":
@@ -587,8 +577,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return max(1, min(int(self.max_batch_size), _CPU_TOKENS // longest))
 
     def report(self) -> None:
-        alone = self.context_token_reduction
-        part = "" if alone is None else f", of contexts alone {alone:.4f}"
-        if self.scorer is not None and self.scorer.total.columns is not None:
-            part += f", of the cache {self.scorer.total.cache_reduction or 0.0:.4f}"
-        _log.info("umim: merge=%s token_reduction=%.4f%s", self.merge, self.token_reduction, part)
+        known = {name: value for name, value in self.realised.items() if value is not None}
+        found = " ".join(f"{name}={value:.4f}" for name, value in known.items())
+        _log.info("umim: merge=%s %s", self.merge, found)

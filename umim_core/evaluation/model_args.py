@@ -1,8 +1,4 @@
-"""lm-eval's command: the model that ``--model_args`` name, errors in one line, bars where wanted.
-
-lm-eval hands the arguments to a task as part of its metadata: ``task_tokenizer`` and
-``task_context`` read them there, as lm-eval's own RULER tasks do.
-"""
+"""lm-eval's command: the model that ``--model_args`` name, errors in one line, hidden bars."""
 
 from __future__ import annotations
 
@@ -10,18 +6,15 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Final, Literal, ParamSpec, TypeVar
 
-from transformers import PreTrainedTokenizerBase
-
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device, has_device
-from umim_core.backbone.shape import trained_context
-from umim_core.backbone.tokenizer_files import load_tokenizer, quantisation_note
+from umim_core.backbone.tokenizer_files import quantisation_note
 from umim_core.baselines.methods import TargetReduction
 from umim_core.baselines.registry import find_baseline
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -49,20 +42,21 @@ _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown w
 
 def check_modes(
     *,
+    compare: str | None = None,
+    match: str | None = None,
+    method: str | None = None,
+    target_tr: float | None = None,
+    protect: str | Sequence[str] | None = None,
+    roles: Sequence[str] | None = None,
+    allow_backbone_mismatch: str | None = None,
     merge: Merge,
     raw_tail: int,
-    method: str | None = None,
-    match: str | None = None,
-    target_tr: float | None = None,
-    compare: str | None = None,
-    protect: str | Sequence[str] | None = None,
-    allow_backbone_mismatch: str | None = None,
-    roles: Sequence[str] | None = None,
 ) -> TargetReduction | None:
     """Refuse arguments that do not go together; see ``UmimLM``.
 
     Returns the token reduction that a baseline is asked for; None for that of the rules.
     """
+    given = {name: value for name, value in locals().items() if value is not None}
     check_merge(merge)
     check_raw_tail(raw_tail, merge)
     if roles is not None:
@@ -87,18 +81,7 @@ def check_modes(
             none and allow_backbone_mismatch is not None
         ),
     }
-    given = {
-        "compare": compare,
-        "match": match,
-        "method": method,
-        "target_tr": target_tr,
-        "protect": protect,
-        "roles": roles,
-        "allow_backbone_mismatch": allow_backbone_mismatch,
-        "merge": merge,
-        "raw_tail": raw_tail,
-    }
-    value = ", ".join(f"{name}={each}" for name, each in given.items() if each is not None)
+    value = ", ".join(f"{name}={each}" for name, each in given.items())
     for rule, is_broken in broken.items():
         require(not is_broken, ConfigError, rule, value, "Leave one of them out.")
     return None if method is None or target_tr is None else TargetReduction(target_tr)
@@ -179,41 +162,6 @@ def _checkpoint(checkpoint: str | Path | Checkpoint | None) -> str | Path | Chec
         name, origin = default_checkpoint(), "the embedded default"
     _log.info("umim: checkpoint %s (from %s)", name, origin)
     return name
-
-
-# Arguments of models that name a backbone: ``umim``'s, ``hf``'s, and those of services.
-_NAMES: Final = ("backbone", "pretrained", "model")
-
-
-def task_context(metadata: Mapping[str, object]) -> int | None:
-    """Return how many tokens the backbone was trained for that a model's arguments name.
-
-    ``max_length`` (else the backbone's configuration) is the context; None if it is unknown.
-    Arguments that name no backbone are those of ``umim``: the checkpoint's counts, else the default
-    checkpoint's.
-    """
-    most = metadata.get("max_length")
-    return most if isinstance(most, int) else trained_context(*_named(metadata))
-
-
-def task_tokenizer(metadata: Mapping[str, object]) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model that a task's metadata name; see `task_context`."""
-    tokenizer = metadata.get("tokenizer")
-    if isinstance(tokenizer, str):
-        return load_tokenizer(tokenizer)
-    name, revision = _named(metadata)
-    return load_tokenizer(name, revision=revision)
-
-
-def _named(metadata: Mapping[str, object]) -> tuple[str, str | None]:
-    revision = metadata.get("revision")
-    for key in _NAMES:
-        name = metadata.get(key)
-        if isinstance(name, str):
-            return name, revision if isinstance(revision, str) else None
-    checkpoint = metadata.get("checkpoint")
-    config = checkpoint_config(checkpoint if isinstance(checkpoint, str | Checkpoint) else None)
-    return config.backbone, config.backbone_revision
 
 
 @contextmanager

@@ -13,9 +13,8 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import EvaluationError
-
 V = TypeVar("V")
+Numbers = Sequence[float] | NDArray[np.number]
 _DRAWS: Final = 200  # of the bootstrap: its error then has an error of 5 %
 _SEED: Final = 0
 
@@ -25,11 +24,14 @@ def mean_difference_error(values: Sequence[float], base: Sequence[float]) -> flo
 
     None for fewer than two questions.
     """
-    _check_pairs(values, base)
+    return mean_error([value - other for value, other in zip(values, base, strict=True)])
+
+
+def mean_error(values: Numbers) -> float | None:
+    """Return the standard error of a mean; None for fewer than two values."""
     if len(values) < 2:
         return None
-    steps = np.asarray(values, dtype=np.float64) - np.asarray(base, dtype=np.float64)
-    return float(steps.std(ddof=1)) / math.sqrt(len(steps))
+    return float(np.std(np.asarray(values, dtype=np.float64), ddof=1)) / math.sqrt(len(values))
 
 
 def bootstrap_difference_error(
@@ -42,7 +44,6 @@ def bootstrap_difference_error(
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap, 6.2 and 8.3 (paired data).
     """
-    _check_pairs(values, base)
     if len(values) < 2:
         return None
     draws = np.random.default_rng(_SEED).integers(0, len(values), (_DRAWS, len(values)))
@@ -51,18 +52,6 @@ def bootstrap_difference_error(
         for chosen in draws.tolist()
     ]
     return float(np.std(steps, ddof=1))
-
-
-def _check_pairs(values: Sequence[object], base: Sequence[object]) -> None:
-    if len(values) != len(base):
-        raise EvaluationError(
-            "two models are paired on the same questions",
-            f"{len(values)} and {len(base)}",
-            "Run both on the whole task.",
-        )
-
-
-Numbers = Sequence[float] | NDArray[np.floating]
 
 
 def increase_with_error(

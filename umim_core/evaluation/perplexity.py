@@ -73,8 +73,6 @@ def perplexity(
     The first ``given`` tokens of a window, 1 if None, are not scored. The token reduction is one of
     the cache's columns where the states are not of merging.
     """
-    rule = "batch_size must be at least 1"
-    require(batch_size >= 1, EvaluationError, rule, batch_size, "Use 8.")
     sums: list[float] = []
     targets: list[int] = []
     raw = units = 0
@@ -121,13 +119,10 @@ def second_half_perplexity(
     """Compute the perplexity of raw second halves after first halves that were shortened.
 
     The protocol for methods that delete tokens or columns of the cache: what is deleted cannot be a
-    target. The first half of a window of raw ids [T_b] has T // 2 tokens; every token of the second
-    is a target. The token reduction is that of the first halves.
+    target. The first half of a window of raw ids [T_b], 2 at least, has T // 2 tokens; every token
+    of the second is a target. The token reduction is that of the first halves.
     """
     halves = [np.split(np.asarray(ids, dtype=np.int64), [len(ids) // 2]) for ids in segments]
-    rule = "a window must hold at least two tokens"
-    least = min(map(len, segments), default=0)
-    require(least >= 2, EvaluationError, rule, least, "Use 512.")
     scored = scorer.score([Request(first, second) for first, second in halves], batch_size)
     return PerplexityResult(
         tuple(-score.log_prob for score in scored),

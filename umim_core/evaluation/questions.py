@@ -16,7 +16,6 @@ needs it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -27,6 +26,7 @@ import numpy as np
 
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import ConfigError, EvaluationError, MissingExtraError, require
+from umim_core.evaluation.paired_differences import mean_error
 from umim_core.evaluation.sizes import Sizes
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 
@@ -121,9 +121,7 @@ class ShardScores:
 
 def mean_of(values: Sequence[float]) -> dict[str, float | None]:
     """Return the mean and its standard error (``stderr``; None for a single value)."""
-    many = len(values) > 1
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if many else None
-    return {"mean": float(np.mean(values)), "stderr": error}
+    return {"mean": float(np.mean(values)), "stderr": mean_error(values)}
 
 
 def question_set(source: QuestionSource) -> QuestionSet:
@@ -131,30 +129,20 @@ def question_set(source: QuestionSource) -> QuestionSet:
     from umim_core.task_sets.spec import TASKS
 
     name = source.task
-    require(
-        name in TASKS.names() or own_config(name) is not None or not runs_programs(name),
-        ConfigError,
-        "programs of a model run confined in a table, which lm-eval's own tasks do not do",
-        name,
-        "Name umim_humaneval, or run lm-eval's own command where programs can do no harm.",
-    )
+    ours = name in TASKS.names() or own_config(name) is not None
+    rule = "programs of a model run confined in a table, which lm-eval's own tasks do not do"
+    remedy = "Name umim_humaneval, or run lm-eval's own command where programs can do no harm."
+    require(ours or not runs_programs(name), ConfigError, rule, name, remedy)
     task, digest = _loaded(source)
-    require(
-        not task.get_config("unsafe_code") or source.confirm_run_unsafe_code,
-        ConfigError,
-        f"a table that runs programs of a model ({name}) needs a confirmation",
-        "none",
-        "Add --confirm-run-unsafe-code; each program runs confined, in a process of its own.",
-    )
+    confirmed = source.confirm_run_unsafe_code or not task.get_config("unsafe_code")
+    rule = f"a table that runs programs of a model ({name}) needs a confirmation"
+    remedy = "Add --confirm-run-unsafe-code; each program runs confined, in a process of its own."
+    require(confirmed, ConfigError, rule, "none", remedy)
     limits = {"new_tokens": source.new_tokens, "answers": source.answers}
     given = {limit: value for limit, value in limits.items() if value is not None}
-    require(
-        not given or _generates(task),
-        ConfigError,
-        "new_tokens and answers are for tasks whose answers are generated",
-        f"{given} with {name}",
-        "Leave them out, or name such a task.",
-    )
+    rule = "new_tokens and answers are for tasks whose answers are generated"
+    value, remedy = f"{given} with {name}", "Leave them out, or name such a task."
+    require(not given or _generates(task), ConfigError, rule, value, remedy)
     return described(task, digest)
 
 
@@ -182,13 +170,9 @@ def _means(task: Task) -> tuple[str, ...]:
 
     aggregations = sorted(task.aggregation().items())
     names = tuple(name for name, aggregate in aggregations if aggregate is mean)
-    require(
-        bool(names),
-        EvaluationError,
-        "a metric must be a mean over questions, to be scored in shards",
-        f"{task.task_name}: {', '.join(name for name, _ in aggregations)}",
-        "Name another task.",
-    )
+    rule = "a metric must be a mean over questions, to be scored in shards"
+    value = f"{task.task_name}: {', '.join(name for name, _ in aggregations)}"
+    require(bool(names), EvaluationError, rule, value, "Name another task.")
     return names
 
 
@@ -220,13 +204,9 @@ def score_questions(
     model: UmimLM, source: QuestionSource, questions: QuestionSet, first: int, last: int
 ) -> ShardScores:
     task, digest = _loaded(source)
-    require(
-        digest == questions.digest,
-        EvaluationError,
-        f"every machine must have the same questions of {source.task}",
-        f"{digest[:12]} instead of {questions.digest[:12]}",
-        "Give all machines the same data.",
-    )
+    rule = f"every machine must have the same questions of {source.task}"
+    value = f"{digest[:12]} instead of {questions.digest[:12]}"
+    require(digest == questions.digest, EvaluationError, rule, value, "Give all the same data.")
     scores, _ = score_range(
         model,
         task,

@@ -51,13 +51,6 @@ def measure_damage(
     A merge pays for ``window`` states, its own included. ``progress`` is called with the number of
     raw tokens done so far.
     """
-    require(
-        bool(rows) and min(window, batch_size) >= 1,
-        EvaluationError,
-        "damage needs at least one row, a positive window and a positive batch size",
-        f"{len(rows)} rows, window {window}, batch size {batch_size}",
-        "Give text of at least one segment.",
-    )
     backbone, rules = merged_model.backbone, merged_model.require_matcher().rules
     occurrences, merges = (np.zeros(len(rules), dtype=np.int64) for _ in range(2))
     kl = np.zeros(len(rules))

@@ -140,17 +140,8 @@ class RequestScorer(ABC):
 
         ``progress`` is called with the number of requests that each forward has scored.
         """
-        require(
-            batch_size >= 1, EvaluationError, "batch_size must be at least 1", batch_size, "Use 1."
-        )
-        for number, request in enumerate(requests):
-            if len(request.context) == 0 or len(request.continuation) == 0:
-                raise EvaluationError(
-                    "a context and its continuation must hold at least one token",
-                    f"request {number}: {len(request.context)} and {len(request.continuation)} "
-                    "tokens",
-                    "Put the BOS token into an empty context and drop empty continuations.",
-                )
+        rule = "batch_size must be at least 1"
+        require(batch_size >= 1, EvaluationError, rule, batch_size, "Use 1.")
         results: dict[int, Likelihood] = {}
         for done in self.forwards(requests, batch_size):
             self.total = sum((score.sizes for score in done.values()), self.total)
@@ -168,6 +159,14 @@ class RequestScorer(ABC):
             new = _Context(ids, parts, request.query, stays, [])
             found.setdefault((ids.tobytes(), parts, request.query), new).members.append(number)
         return list(found.values())
+
+    def prompt(
+        self, ids: Ints, room: int, query: Query, parts: Parts | None
+    ) -> tuple[Ints, Parts | None, Sizes]:
+        """Return a prompt as it is read, its tokens that may merge, and the size of its context."""
+        fitting, _ = self.fit(ids, room, parts)
+        behind = parts_behind(parts, len(ids) - len(fitting))
+        return fitting, behind, Sizes(context_tokens=len(fitting))
 
 
 @dataclass(frozen=True)
@@ -194,13 +193,8 @@ class Scorer(RequestScorer):
         self, requests: Sequence[Request], batch_size: int
     ) -> Iterator[dict[int, Likelihood]]:
         model, alone = self.merged_model, self.merge == "prompt"
-        require(
-            alone or not model.raw_tail,
-            EvaluationError,
-            "raw_tail needs contexts that are matched alone",
-            "merge 'all'",
-            "Use 'prompt'.",
-        )
+        rule = "raw_tail needs contexts that are matched alone"
+        require(alone or not model.raw_tail, EvaluationError, rule, "merge 'all'", "Use 'prompt'.")
         rows = self._context_rows(requests, batch_size) if alone else self._whole_rows(requests)
         ordered = sorted(rows, key=lambda row: -row.columns)
         window = attention_window(model.backbone.model.config)
@@ -225,16 +219,12 @@ class Scorer(RequestScorer):
         starts, _ = self.merged_model.segment_prompt(ids, parts)
         needed = self._counted(starts, len(ids), len(starts))
         dropped = int((needed > room).sum())
-        if dropped and dropped == len(starts):
-            raise EvaluationError(
-                f"context and continuation must fit {self.max_units} units",
-                f"{room - 1} units left for the context",
-                _TOO_LONG,
-            )
-        # Not every baseline cuts what is left as it cut the whole.
         if not dropped:
             return ids, len(starts)
-        first = int(starts[dropped])
+        rule = f"context and continuation must fit {self.max_units} units"
+        value = f"{room - 1} units left for the context"
+        require(dropped < len(starts), EvaluationError, rule, value, _TOO_LONG)
+        first = int(starts[dropped])  # not every baseline cuts what is left as it cut the whole
         return self.fit(ids[first:], room, parts_behind(parts, first))
 
     def _counted(self, starts: Ints, raw: int, units: int) -> Ints:
@@ -268,12 +258,9 @@ class Scorer(RequestScorer):
             dropped = int(
                 (self._counted(starts, len(context) + fed, highest) > self.max_units).sum()
             )
-            if dropped == len(starts):
-                raise EvaluationError(
-                    f"a continuation must fit {self.max_units} units with context",
-                    f"{fed + 1} tokens",
-                    _TOO_LONG,
-                )
+            rule = f"a continuation must fit {self.max_units} units with context"
+            value = f"{fed + 1} tokens"
+            require(dropped < len(starts), EvaluationError, rule, value, _TOO_LONG)
             first = int(starts[dropped])
             whole = np.concatenate([context[first:], request.continuation])
             parts = parts_behind(request.parts, first)
@@ -379,6 +366,12 @@ class ReducedScorer(_BaselineScorer):
         fitting, units = self.umim.fit(ids, room, parts)
         return fitting, min(room, self.equal_saving(len(fitting), units))
 
+    def prompt(
+        self, ids: Ints, room: int, query: Query, parts: Parts | None
+    ) -> tuple[Ints, Parts | None, Sizes]:
+        shortened, size = self.shorten(*self.fit(ids, room, parts), query)
+        return shortened, None, size
+
     def shorten(self, ids: Ints, budget: int, query: Query = UNKNOWN) -> tuple[Ints, Sizes]:
         """Reduce the tokens of a context [T] to a budget of those that stay; return its sizes, too.
 
@@ -434,13 +427,9 @@ class EvictedScorer(_BaselineScorer):
         return self.equal_saving(len(context), units) + generated
 
     def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
-        require(
-            room >= 1,
-            EvaluationError,
-            f"context and continuation must fit {self.max_units} tokens",
-            f"{self.max_units - room + 1} tokens of a continuation",
-            _TOO_LONG,
-        )
+        rule = f"context and continuation must fit {self.max_units} tokens"
+        value = f"{self.max_units - room + 1} tokens of a continuation"
+        require(room >= 1, EvaluationError, rule, value, _TOO_LONG)
         fitting = ids[-room:]
         return fitting, self.budget(fitting, parts=parts_behind(parts, len(ids) - len(fitting)))
 
@@ -478,12 +467,9 @@ def method_scorer(
     ``max_units`` is the longest sequence that the model takes.
     """
     if isinstance(method, MergedSpans):
-        if target is not None:
-            raise ConfigError(
-                "target_tr needs a method that drops tokens or columns",
-                f"{target.target} of one that merges the spans of the rules",
-                "Leave it out, or cut the rules: umim prune --target-tr.",
-            )
+        rule = "target_tr needs a method that drops tokens or columns"
+        remedy = "Leave it out, or cut the rules: umim prune --target-tr."
+        require(target is None, ConfigError, rule, "one that merges the spans of the rules", remedy)
         module = merged_model.module if method.merger is None else method.merger
         # A checkpoint's bound on damage is one on its own rules and module: the baseline has none.
         merged_model = replace(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+# Of a generated text: see ``GeneratedText``.
+REDUCTIONS: Final = ("prompt_tr", "gen_kv_tr", "cumulative_kv_tr")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.errors import ConfigError, MissingExtraError, did_you_mean, require
+from umim_core.errors import look_up
 from umim_core.evaluation.sandbox.code_sandbox import run_confined
 
 if TYPE_CHECKING:
@@ -154,12 +154,8 @@ def _lines(text: str) -> str:
 
 @cache
 def _rouge_scorer() -> RougeScorer:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise MissingExtraError(
-            "ROUGE needs rouge-score", str(error), "pip install 'umim[eval]'"
-        ) from error
+    from rouge_score.rouge_scorer import RougeScorer  # it comes with lm-eval, as sacrebleu does
+
     return RougeScorer(list(KINDS), use_stemmer=True)
 
 
@@ -168,12 +164,8 @@ def chrf(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
 
     Source: Popovic, 2015; paper, "Generation Quality".
     """
-    try:
-        from sacrebleu.metrics.chrf import CHRF
-    except ImportError as error:
-        raise MissingExtraError(
-            "chrF needs sacrebleu", str(error), "pip install 'umim[eval]'"
-        ) from error
+    from sacrebleu.metrics.chrf import CHRF
+
     scorer, references = CHRF(), list(row["references"])
     scores = [float(scorer.sentence_score(text, references).score) / 100 for text in texts]
     return {"chrf": sum(scores) / len(scores)}
@@ -186,18 +178,12 @@ class TextFeatures:
     backbone: Backbone
 
     @property
-    def model(self) -> str:
-        """Name of the model; of files their own name and a digest, no path of this machine."""
-        place = Path(self.backbone.name)
-        if not place.exists():
-            return self.backbone.name
-        return f"{place.resolve().name} ({self.backbone.fingerprint[:12]})"
-
-    @property
     def label(self) -> str:
-        return (
-            f"stand-in features: hidden states of {self.model} after its last block and final norm"
-        )
+        """What they are, and of which model; files by their own name and a digest."""
+        name, place = self.backbone.name, Path(self.backbone.name)
+        if place.exists():
+            name = f"{place.resolve().name} ({self.backbone.fingerprint[:12]})"
+        return f"stand-in features: hidden states of {name} after its last block and final norm"
 
     @torch.no_grad()
     def of_tokens(self, texts: Sequence[str], batch_size: int = 16) -> list[Tensor]:
@@ -274,8 +260,4 @@ TEXT_METRICS: Final = {
 
 
 def find_metrics(names: Sequence[str]) -> list[TextMetric]:
-    """Return metrics by name; an unknown one lists all."""
-    known = f"a text metric must be one of {', '.join(TEXT_METRICS)}"
-    for name in names:
-        require(name in TEXT_METRICS, ConfigError, known, name, did_you_mean(name, TEXT_METRICS))
-    return [TEXT_METRICS[name] for name in names]
+    return [look_up(TEXT_METRICS, name, "a text metric") for name in names]

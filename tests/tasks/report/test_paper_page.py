@@ -9,7 +9,7 @@ import pytest
 
 from tasks.report.paper import Ours, paper_page, paper_tables
 from tasks.run.recipes import recipe_names
-from umim_core.evaluation.generated_rows import REDUCTIONS
+from umim_core.evaluation.sizes import REDUCTIONS
 from umim_core.evaluation.text_metrics import KINDS, TEXT_METRICS
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
 

@@ -39,7 +39,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import lm_eval.tasks
 from datasets import Dataset, DatasetDict
@@ -56,10 +56,13 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.adaptation.choices import encode_pair
+from umim_core.backbone.shape import trained_context
 from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import ConfigError, CorpusError, did_you_mean, require
-from umim_core.evaluation.generated_rows import REDUCTIONS, GeneratedText
-from umim_core.evaluation.model_args import one_line_errors, task_context, task_tokenizer
+from umim_core.evaluation.generated_rows import GeneratedText
+from umim_core.evaluation.model_args import checkpoint_config, one_line_errors
+from umim_core.evaluation.sizes import REDUCTIONS
 from umim_core.evaluation.text_metrics import TextMetric, find_metrics, mean_figures
 from umim_core.store.artifacts import directory_digest
 from umim_core.task_sets.generation_spec import (
@@ -239,32 +242,24 @@ def lm_eval_config(task: TaskSet) -> dict[str, Any]:
     }
 
 
-def load_splits(
-    task: TaskSet,
-    task_data: str | None = None,
-    **metadata: object,
-) -> DatasetDict:
+def load_splits(task: TaskSet, task_data: str | None = None, **metadata: object) -> DatasetDict:
     """Load a task's splits, with the columns context, choices and gold, for lm-eval.
 
     ``task_data`` is a folder with a file per split; by default one that is written once from the
     task's own source. lm-eval passes the task's metadata and the model's arguments, too.
     """
     folder = Path(task_data) if task_data else task.built()
-    require(
-        folder.is_dir(),
-        CorpusError,
-        "task_data must name a folder with a .jsonl file of each split",
-        str(folder),
-        f"Correct it, or leave it out. The splits are {', '.join(task.splits)}.",
-    )
-    rows = {
+    rule = "task_data must name a folder with a .jsonl file of each split"
+    remedy = f"Correct it, or leave it out. The splits are {', '.join(task.splits)}."
+    require(folder.is_dir(), CorpusError, rule, str(folder), remedy)
+    splits = {
         split: [
             {"context": question.context, "choices": question.choices, "gold": question.gold}
             for question in read_questions(folder / f"{split}.jsonl")
         ]
         for split in task.splits
     }
-    return DatasetDict({split: Dataset.from_list(questions) for split, questions in rows.items()})
+    return DatasetDict({split: Dataset.from_list(rows) for split, rows in splits.items()})
 
 
 class GenerationTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
@@ -320,6 +315,42 @@ def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[
     }
 
 
+# Arguments of models that name a backbone: ``umim``'s, ``hf``'s, and those of services.
+_NAMES: Final = ("backbone", "pretrained", "model")
+
+
+def task_context(metadata: Mapping[str, object]) -> int | None:
+    """Return how many tokens the backbone was trained for that a model's arguments name.
+
+    lm-eval hands these arguments to a task as part of its metadata, as its own RULER tasks read
+    them. ``max_length`` (else the backbone's configuration) is the context; None if it is unknown.
+    Arguments that name no backbone are those of ``umim``: the checkpoint's counts, else the default
+    checkpoint's.
+    """
+    most = metadata.get("max_length")
+    return most if isinstance(most, int) else trained_context(*_named(metadata))
+
+
+def task_tokenizer(metadata: Mapping[str, object]) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the model that a task's metadata name; see `task_context`."""
+    tokenizer = metadata.get("tokenizer")
+    if isinstance(tokenizer, str):
+        return load_tokenizer(tokenizer)
+    name, revision = _named(metadata)
+    return load_tokenizer(name, revision=revision)
+
+
+def _named(metadata: Mapping[str, object]) -> tuple[str, str | None]:
+    revision = metadata.get("revision")
+    for key in _NAMES:
+        name = metadata.get(key)
+        if isinstance(name, str):
+            return name, revision if isinstance(revision, str) else None
+    checkpoint = metadata.get("checkpoint")
+    config = checkpoint_config(checkpoint if isinstance(checkpoint, str | Checkpoint) else None)
+    return config.backbone, config.backbone_revision
+
+
 _NOTHING: Final[GenerationRow] = {
     "id": "none",
     "prompt": NOT_RUN,
@@ -328,10 +359,6 @@ _NOTHING: Final[GenerationRow] = {
     "references": [NOT_RUN],
     "prompt_tokens": 0,
 }
-
-
-Metrics = dict[str, Any]
-Samples = list[dict[str, Any]]
 
 
 @cache
@@ -351,14 +378,16 @@ def knows_task(name: str) -> bool:
     return own_config(name) is not None or name in _shipped().all_subtasks
 
 
-def _config(name: str) -> str | dict[str, Any]:
+def _config(task: str | dict[str, Any]) -> str | dict[str, Any]:
     """Return what lm-eval loads a task by: a configuration, or the name of one of its own."""
-    if name in TASKS.names():
-        return lm_eval_config(TASKS.find(name))
+    if not isinstance(task, str):
+        return task
+    if task in TASKS.names():
+        return lm_eval_config(TASKS.find(task))
     rule = f"a task must be one of {', '.join(TASKS.names())}, or one that lm-eval ships"
-    remedy = did_you_mean(name, TASKS.names()) or "`lm-eval ls subtasks` lists lm-eval's."
-    require(knows_task(name), ConfigError, rule, name, remedy)
-    return own_config(name) or name
+    remedy = did_you_mean(task, TASKS.names()) or "`lm-eval ls subtasks` lists lm-eval's."
+    require(knows_task(task), ConfigError, rule, task, remedy)
+    return own_config(task) or task
 
 
 def runs_programs(name: str) -> bool:
@@ -373,23 +402,23 @@ def load_tasks(
     tasks: Sequence[str | dict[str, object]], options: dict[str, Any] | None = None
 ) -> dict[str, Task]:
     """Load tasks, with the examples in the prompt that they ask for, else none, by name."""
-    configs = [_config(task) if isinstance(task, str) else task for task in tasks]
+    configs = [_config(task) for task in tasks]
     stock = any(isinstance(task, str) for task in configs)
     if stock and not options:
         manager = _shipped()
     else:
         manager = TaskManager(include_defaults=stock, metadata=options or {})
-    loaded = manager.load(configs)
-    for task in loaded["tasks"].values():
+    loaded: dict[str, Task] = manager.load(configs)["tasks"]
+    for task in loaded.values():
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)  # as lm-eval's own command
-    return cast("dict[str, Task]", loaded["tasks"])
+    return loaded
 
 
 def run_task(
     model: LM, task: Task, questions: range | None = None, *, confirm_run_unsafe_code: bool = False
-) -> tuple[Metrics, Samples]:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run one task, all questions or some: lm-eval's metrics and logged samples.
 
     No global seed is set, no environment is collected.
@@ -432,20 +461,14 @@ def harness_questions(
     validation split: it is the test split here, and there is no ``valid``. ``hub`` is a folder that
     stands for the hub in the task's data.
     """
-    require(
-        knows_task(name),
-        ConfigError,
+    rule, remedy = (
         "questions of lm-eval are those of one task that it ships",
-        name,
-        "`lm-eval ls subtasks` lists them; tags and groups name several.",
+        "`lm-eval ls subtasks`",
     )
-    require(
-        hub is None or hub.is_dir(),
-        CorpusError,
-        "a folder that stands for the hub must exist",
-        str(hub),
-        "Correct hub of the questions, or leave it out.",
-    )
+    require(knows_task(name), ConfigError, rule, name, f"{remedy} lists them; tags name several.")
+    rule = "a folder that stands for the hub must exist"
+    remedy = "Correct hub of the questions, or leave it out."
+    require(hub is None or hub.is_dir(), CorpusError, rule, str(hub), remedy)
     digest = "" if hub is None else directory_digest(hub)
     with standing_for_the_hub(None if hub is None else str(hub.resolve()), digest):
         try:
@@ -461,20 +484,11 @@ def harness_questions(
                 f"{type(error).__name__}: {error}",
                 "Name a folder that stands for the hub.",
             ) from error
-    require(
-        task.OUTPUT_TYPE == "multiple_choice",
-        ConfigError,
-        "a task to adapt to must be multiple choice",
-        f"{name} of lm-eval is {task.OUTPUT_TYPE}",
-        "Name a task of questions with choices.",
-    )
-    require(
-        "train" in splits,
-        CorpusError,
-        "a task to adapt to must have training questions",
-        f"{name} of lm-eval has none",
-        "Give files of questions (kind: files).",
-    )
+    chosen = task.OUTPUT_TYPE == "multiple_choice"
+    rule, value = "a task to adapt to must be multiple choice", f"{name} is {task.OUTPUT_TYPE}"
+    require(chosen, ConfigError, rule, value, "Name a task of questions with choices.")
+    rule, remedy = "a task to adapt to must have training questions", "Give files (kind: files)."
+    require("train" in splits, CorpusError, rule, f"{name} of lm-eval has none", remedy)
     form = QuestionForm("{context}", task.get_config("target_delimiter"), "context")
     return form, {split: _questions(task, docs) for split, docs in splits.items()}
 
