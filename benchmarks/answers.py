@@ -41,8 +41,8 @@ from umim_core.baselines.eviction import generate_evicted
 from umim_core.baselines.methods import (
     EvictedColumns,
     Method,
-    ReducedTokens,
     Text,
+    TokenReducer,
     reduce_tokens,
 )
 from umim_core.baselines.registry import find_baseline
@@ -180,11 +180,11 @@ class Prompt:
         return cls(prompt.ids, protected, np.array(ids, dtype=np.int64))
 
 
-def shortened(method: ReducedTokens, prompt: Prompt, saving: float) -> np.ndarray:
+def shortened(method: TokenReducer, prompt: Prompt, saving: float) -> np.ndarray:
     """Return the ids [N] that a method of the prompt leaves of it."""
     text = Text(prompt.ids, prompt.protected, prompt.question)
     stays = len(prompt.ids) - round(saving * len(prompt.ids))
-    return prompt.ids[reduce_tokens(method.reducer, text, stays)]
+    return prompt.ids[reduce_tokens(method, text, stays)]
 
 
 def answer_shortened(
@@ -194,7 +194,7 @@ def answer_shortened(
     greedy = GenerateOptions(max_new_tokens=new_tokens, do_sample=False, merge="none")
     gone = round(saving * len(prompt.ids))
     stays = len(prompt.ids) - gone
-    if isinstance(method, ReducedTokens):
+    if isinstance(method, TokenReducer):
         left = shortened(method, prompt, saving)
         out = umim.generate(left, greedy)
         return out.text[0], 1 - len(left) / len(prompt.ids)

@@ -25,7 +25,7 @@ import torch
 from benchmarks.answers import RAW_TAIL, SUBJECT, Prompt, Question, load, points, shortened
 from benchmarks.runner import Benchmark, Report
 from umim_core import UMIM
-from umim_core.baselines.methods import ReducedTokens
+from umim_core.baselines.methods import TokenReducer
 from umim_core.baselines.registry import find_baseline
 from umim_core.evaluation.text_metrics import code_tests
 from umim_core.model.inputs import encode_prompts
@@ -122,7 +122,7 @@ def _truncated(umim: UMIM, asked: Any, saving: float) -> np.ndarray:
     else:
         prompt = Prompt.of(Question("", asked[0]["content"], ()), umim.backbone)
     truncation = find_baseline("truncation").make(umim.backbone, umim.matcher)
-    assert isinstance(truncation, ReducedTokens)
+    assert isinstance(truncation, TokenReducer)
     return shortened(truncation, prompt, saving)
 
 

@@ -41,7 +41,7 @@ def test_surrogates_units_and_loss_stay_on_the_device_of_the_weights(form: str) 
 
 def test_the_optimiser_of_rule_rows_stays_on_the_device_of_the_table() -> None:
     table = torch.nn.Parameter(torch.zeros(4, 3, device="meta"))
-    optimiser = RowAdamW(table, (0.9, 0.999))
+    optimiser = RowAdamW(table)
     rows = torch.zeros(2, dtype=torch.int64, device="meta")
     optimiser.step(rows, torch.zeros(2, 3, device="meta"), 0.1)
     assert {value.device.type for value in optimiser.tensors().values()} == {"meta"}

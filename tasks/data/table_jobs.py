@@ -202,7 +202,6 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
 @lru_cache(maxsize=1)
 def _opened(place: ModelPlace) -> tuple[Checkpoint, Backbone]:
     from umim_core.checkpoint.checkpoint import Checkpoint
-    from umim_core.evaluation.model_args import open_model_args
 
     digest = directory_digest(Path(place.checkpoint))
     if digest != place.digest:
@@ -213,16 +212,16 @@ def _opened(place: ModelPlace) -> tuple[Checkpoint, Backbone]:
         )
     checkpoint = Checkpoint.load(Path(place.checkpoint))
     backbone = _backbone(*place.backbone_of(checkpoint), place.dtype, place.device)
-    opened = open_model_args(checkpoint, "prompt", backbone, None, place.dtype, place.device)
-    return checkpoint, opened.backbone
+    checkpoint.check_backbone(backbone)
+    return checkpoint, backbone
 
 
 @lru_cache(maxsize=1)
 def _backbone(name: str, revision: str | None, dtype: BackboneDtype, device: Device) -> Backbone:
     """Load a backbone; settings with rules of their own have checkpoints of their own on it."""
-    from umim_core.evaluation.model_args import open_model_args
+    from umim_core.backbone.backbone import load_backbone
 
-    return open_model_args(None, "none", name, revision, dtype, device).backbone
+    return load_backbone(name, revision=revision, dtype=dtype, device=device)
 
 
 def _ask_no_network(source: QuestionSource) -> None:

@@ -61,5 +61,3 @@ def test_what_is_no_adaptation_is_refused_with_the_list() -> None:
         ) as error:
             adaptation_steps([name])
         assert error.value.value == name and error.value.remedy.startswith(remedy)
-    with pytest.raises(ConfigError, match="must be trained on the task"):
-        Setting("WT again", WT, "corpus", "none")

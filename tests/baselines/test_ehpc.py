@@ -26,7 +26,7 @@ from umim_core.baselines.ehpc import (
     probes,
 )
 from umim_core.baselines.methods import Ints, reduce_tokens
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.errors import BackboneError
 
 HEADS = EvaluatorHeads(0, (1, 3))
 
@@ -57,12 +57,6 @@ def test_tokens_that_the_heads_look_at_the_least_go(
     reducer = EHPC(backbone, heads, queries=5, kernel=4)
     for budget in (1, 2, 15, 30):
         assert reduce_tokens(reducer, given(ids), budget).tolist() == sorted(order[:budget])
-
-
-@pytest.mark.parametrize("options", [{"queries": 0}, {"kernel": 0}])
-def test_queries_and_kernel_below_one_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="queries and kernel of EHPC must be at least 1"):
-        EHPC(word_backbone("llama"), HEADS, **options)
 
 
 def test_the_layer_and_its_best_quarter_of_heads_are_found_by_mass() -> None:

@@ -21,7 +21,7 @@ from umim_core.baselines.llmlingua2 import LLMLingua2, TokenClassifier, load_tok
 from umim_core.baselines.methods import Ints, reduce_tokens
 from umim_core.baselines.own_models import hub_commit
 from umim_core.baselines.selective_context import SelectiveContext, self_information
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.errors import BackboneError
 from umim_core.evaluation.scoring import named_method
 
 
@@ -45,12 +45,6 @@ def test_segments_are_scored_after_what_was_kept_of_those_before(
         chosen = sorted(range(4), key=lambda t: -scores[t])[:share]
         kept += sorted(start + t for t in chosen)
     assert reduce_tokens(LLMLingua(backbone, segment=4), given(ids), 8).tolist() == kept
-
-
-@pytest.mark.parametrize("options", [{"segment": 0}, {"granularity": 0.5}])
-def test_a_segment_and_a_granularity_below_one_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="segment and granularity of LLMLingua must be at least"):
-        LLMLingua(word_backbone("llama"), **options)
 
 
 def test_a_prefix_beyond_the_positions_keeps_its_last_half(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import key_rotation
 from umim_core.baselines.evicted_spans import FullCache, evicted_spans
 from umim_core.baselines.eviction import PolicyCache, generate_evicted, score_evicted
-from umim_core.baselines.methods import EvictedColumns, HeldColumns, Ints
+from umim_core.baselines.methods import CachePolicy, EvictedColumns, HeldColumns, Ints
 from umim_core.baselines.registry import BASELINES, find_baseline
 from umim_core.baselines.streaming_llm import SinksAndNewest
 from umim_core.errors import BackboneError, EvaluationError, GenerationError
@@ -44,11 +43,8 @@ NEW = 8
 PLAIN = GenerateOptions(max_new_tokens=NEW, merge="none", logprobs=0)
 
 
-class Keeping:
+class Keeping(CachePolicy):
     """Keep given columns of every head."""
-
-    reads_attention: ClassVar[bool] = False
-    rotation: ClassVar[None] = None
 
     def __init__(self, *columns: int) -> None:
         self.columns = columns

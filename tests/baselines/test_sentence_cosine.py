@@ -75,5 +75,5 @@ def test_cpc_runs_only_where_its_encoder_is_named(
     monkeypatch.setenv("UMIM_CPC_ENCODER", str(place))
     method = find_baseline("cpc").make(backbone, rules)
     assert str(own_model("cpc")).startswith("encoder@")
-    assert isinstance(method.reducer.encoder, TextEncoder)
-    assert len(reduce_tokens(method.reducer, given(ids_of(TEXT), question=QUESTION), 8)) == 8
+    assert isinstance(method.encoder, TextEncoder)
+    assert len(reduce_tokens(method, given(ids_of(TEXT), question=QUESTION), 8)) == 8

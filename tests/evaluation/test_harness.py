@@ -391,17 +391,27 @@ CHAT = [
 ]
 
 
-@pytest.mark.parametrize("roles", [("user",), ("user", "system")])
-@pytest.mark.parametrize("said", [{}, {"raw_tail": 0}, {"merge": "all"}])
-def test_chats_merge_what_the_checkpoint_s_roles_say_alone(
+@pytest.mark.parametrize(
+    ("recommended", "roles", "said"),
+    [
+        (("user",), None, {}),
+        (("user",), None, {"raw_tail": 0}),
+        (("user",), ["user", "system"], {}),
+        (("user", "system"), None, {"merge": "all"}),
+        (("user", "system"), ["user"], {}),
+    ],
+)
+def test_contents_of_chats_merge_as_in_generate_by_roles(
     checkpoint_path: Path,
     outputs: list[Generation],
     monkeypatch: pytest.MonkeyPatch,
+    recommended: tuple[Role, ...],
+    roles: list[Role] | None,
     said: dict[str, object],
-    roles: tuple[Role, ...],
 ) -> None:
-    made = Checkpoint.load(checkpoint_path).recommending("prompt", 2, roles)
-    model = UmimLM(made, device="cpu", **said)
+    made = Checkpoint.load(checkpoint_path).recommending("prompt", 2, recommended)
+    model = UmimLM(made, device="cpu", roles=roles and "+".join(roles), **said)
+    said = said if roles is None else {**said, "roles": roles}
     monkeypatch.setattr(model.tokenizer, "chat_template", TEMPLATE)
     ours = UMIM(model.backbone, made).generate(
         CHAT, max_new_tokens=4, do_sample=False, stop_strings="zz", **said
@@ -416,7 +426,7 @@ def test_chats_merge_what_the_checkpoint_s_roles_say_alone(
     system = [
         s for s in ours.prompt_spans[0] if s[0] < len(model.tok_encode("the cat the cat sat"))
     ]
-    assert bool(system) == ("system" in roles)
+    assert bool(system) == ("system" in (roles or recommended))
     # likelihoods read the same units before the answer
     model.forget_sizes()
     [(score, _)] = model.loglikelihood(likelihoods([(text, " sat")]))
@@ -430,39 +440,3 @@ def test_chats_merge_what_the_checkpoint_s_roles_say_alone(
     top = dict(by_hand.top_logprobs[0][0])
     assert tail == by_hand.raw_tail
     assert score == pytest.approx(top[word], abs=1e-5)
-
-
-SHORT_TEMPLATE = "{% for m in messages %}near the {{ m['content'] }} the cat{% endfor %}"
-SHORT_CHAT = [
-    {"role": "system", "content": "the dog"},
-    {"role": "user", "content": "the cat sat"},
-    {"role": "assistant", "content": "on the mat"},
-]
-
-
-@pytest.mark.parametrize(
-    ("recommended", "said", "merged"),
-    [
-        (("user",), None, ["cat sat"]),
-        (("user", "system"), None, ["dog", "cat sat"]),
-        (("user", "system"), "user", ["cat sat"]),
-        (("user",), "user+system", ["dog", "cat sat"]),
-        (("user",), ["system"], ["dog"]),
-    ],
-)
-def test_the_contents_of_these_roles_may_merge(
-    checkpoint_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    recommended: tuple[Role, ...],
-    said: str | list[Role] | None,
-    merged: list[str],
-) -> None:
-    made = Checkpoint.load(checkpoint_path).recommending("prompt", 0, recommended)
-    model = UmimLM(made, device="cpu", roles=said)
-    monkeypatch.setattr(model.tokenizer, "chat_template", SHORT_TEMPLATE)
-    text = model.apply_chat_template(SHORT_CHAT)
-    ids = model.tok_encode(text)
-    parts = model.chats.parts(text, ids)
-    assert parts is not None
-    # A blank belongs to the word behind it: the first word is partly the template's.
-    assert [model.tok_decode(ids[start:end]).strip() for start, end in parts] == merged

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluation.conftest import generation, likelihoods
+from tests.evaluation.conftest import likelihoods
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.form import Merge
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import CheckpointError, ConfigError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.lm_eval_tasks import SpecTask
-from umim_core.rules.ruleset import RuleSet
 
 BASELINE = {"method": "truncation"}
 REFUSED = [
@@ -75,34 +73,20 @@ def test_the_end_of_a_context_may_stay_raw(checkpoint_path: Path) -> None:
     assert models[99].get_model_info()["umim"]["raw_tail"] == 99
 
 
-@pytest.mark.parametrize("merge", ["prompt", "all"])
-def test_spans_with_a_protected_token_are_read_raw(checkpoint_path: Path, merge: Merge) -> None:
+def test_spans_with_a_protected_token_are_no_rules(checkpoint_path: Path) -> None:
     made = Checkpoint.load(checkpoint_path)
-    free = UmimLM(made, merge, device="cpu", dtype="float32")
-    texts = {i: free.tok_decode([i]) for i in range(free.backbone.vocab_size)}
-    spans = [tuple(span) for ids in made.rules.ids_by_order.values() for span in ids.tolist()]
-    rest = {span for span in spans if not any("c" in texts[token] for token in span)}
-    rules = RuleSet.from_spans(rest, tokenizer_fingerprint=made.rules.origin.tokenizer_fingerprint)
-    by_hand = made.with_contents(made.module, rules)
-    models = {
-        "free": free,
-        "protected": UmimLM(made, merge, device="cpu", dtype="float32", protect="c"),
-        "by hand": UmimLM(by_hand, merge, device="cpu", dtype="float32"),
-    }
-    context = "the cat sat on the mat and the dog sat on the log near the old cat house"
-    found = {}
-    for name, model in models.items():
-        [(score, _)] = model.loglikelihood(likelihoods([(context, " by")]))
-        answers = score, *model.generate_until(generation([context], until=["zz"], max_gen_toks=4))
-        found[name] = answers, [size for _, size in model._sizes.values()]
-    digests = {
-        name: model.get_model_info()["umim"]["rules_digest"] for name, model in models.items()
-    }
-    assert 0 < len(rest) < len(spans) and digests["protected"] != digests["free"]
-    assert found["protected"] == found["by hand"]
-    assert found["free"][0][0] != pytest.approx(found["protected"][0][0], abs=1e-4)
-    for every, some in zip(found["free"][1], found["protected"][1], strict=True):
-        assert every.units < some.units < some.tokens == every.tokens
+    free, protected = (UmimLM(made, device="cpu", protect=by).merged_model for by in (None, "c"))
+    texts = {i: free.backbone.decode([i]) for i in range(free.backbone.vocab_size)}
+    spans = [
+        {
+            tuple(span)
+            for ids in model.require_matcher().rules.ids_by_order.values()
+            for span in ids.tolist()
+        }
+        for model in (free, protected)
+    ]
+    assert spans[1] == {span for span in spans[0] if not any("c" in texts[t] for t in span)}
+    assert 0 < len(spans[1]) < len(spans[0])
 
 
 COMMANDS = ["/bin/lm_eval", "/bin/lm-eval", "C:/Scripts/lm_eval.exe", "/lib/lm_eval/__main__.py"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,8 +24,6 @@ from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.merging import likelihood
-from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
@@ -154,47 +150,6 @@ def test_perplexity_and_alignment_are_those_of_the_positions() -> None:
     assert perplexity(rows, preserved).nll_sum == pytest.approx(-total, abs=1e-9)
     kls = [evaluate_alignment(rows, model).means["kl"] for model in (compact, preserved)]
     assert abs(kls[0] - kls[1]) > 1e-5
-
-
-def raw_tokens_within_spans(layout: BranchLayout) -> BranchLayout:
-    """What the paper's listing feeds where one rule lies inside another."""
-    inside = ~layout.trunk
-    surrogate = layout.surrogate.masked_fill(inside, -1)
-    return replace(layout, lengths=layout.lengths.masked_fill(inside, 1), surrogate=surrogate)
-
-
-FAULTS: dict[str, Callable[[BranchLayout], BranchLayout]] = {
-    "shifted branches": lambda at: replace(at, positions=at.positions + (~at.trunk).long()),
-    "restarted branches": lambda at: replace(
-        at, positions=at.trunk.long().cumsum(1) - at.trunk.long()
-    ),
-    "numbered columns": lambda at: replace(
-        at, positions=torch.arange(at.positions.shape[1]).expand_as(at.positions)
-    ),
-    "branches seen by the trunk": lambda at: replace(at, trunk=torch.ones_like(at.trunk)),
-    "raw instead of surrogates": lambda at: replace(
-        at, surrogate=torch.full_like(at.surrogate, -1)
-    ),
-    "raw tokens within spans": raw_tokens_within_spans,
-}
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_wrong_layout_misses_the_listing(name: str, fault: str) -> None:
-    backbone = build(name)
-    module, matcher, rows = module_for(backbone), random_rules(), random_rows()[:1]
-    model = MergedModel(backbone, module, matcher)
-    theirs = log_probs_from_scratch(backbone, module, matcher, rows[0])
-
-    def error(layout: BranchLayout) -> float:
-        with torch.no_grad():
-            (ours,) = likelihood._score_layout(rows, [1], layout, model)
-        return float((ours.log_probs - theirs).abs().max())
-
-    right = branch_layout(model.pack([rows[0][:-1]]), matcher, "compact")
-    assert error(right) < 1e-10
-    assert error(FAULTS[fault](right)) > 1e-4
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from support.tiny_models import random_backbone
 from tests.evaluation.conftest import generation
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.evicted_spans import FullCache
-from umim_core.baselines.methods import Text, highest
+from umim_core.baselines.methods import Text, TokenReducer, highest
 from umim_core.baselines.truncation import Truncation
 from umim_core.config.form import Merge, UnitPositions
 from umim_core.config.rule_options import Containment, Overlap
@@ -192,19 +192,10 @@ def test_a_budget_is_of_equal_saving_where_layers_below_the_depth_read_every_tok
     assert evicted.budget(CONTEXT, 3) == 10
 
 
-def test_the_full_cache_scores_like_the_model(umim: Scorer, tiny_llama: Backbone) -> None:
-    scorer = EvictedScorer(umim, lambda ids: FullCache())
-    found = [score.log_prob for score in scorer.score(REQUESTS, 1)]
-    expected = [model_score(tiny_llama, CONTEXT.tolist(), e.tolist()) for e in ENDINGS]
-    assert found == pytest.approx(expected, abs=1e-4)
-    assert (scorer.total.cache_reduction, scorer.total.context_token_reduction) == (0.0, 0.0)
-
-
 @dataclass(frozen=True)
-class FirstTokens:
+class FirstTokens(TokenReducer):
     """Keeps the first tokens, and remembers the texts that it was given."""
 
-    exact: ClassVar[bool] = True
     seen: list[Text] = field(default_factory=list)
 
     def keep(self, text: Text, budget: int) -> np.ndarray:

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from support.engine_matrix import finished_row
 from tests.evaluation.conftest import TEXT
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.form import Merge
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.generation_quality import (
     continuation_perplexity,
@@ -41,13 +39,6 @@ from umim_core.evaluation.text_metrics import (
     rouge,
     substring_match,
 )
-from umim_core.inference.engine import Engine
-from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import Row
-from umim_core.merging.merged_model import MergedModel
-from umim_core.model.umim import UMIM
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 
 
 def test_the_best_reference_counts_and_answers_are_averaged(backbone_path: Path) -> None:
@@ -242,6 +233,12 @@ def test_a_set_is_measured_from_its_rows(tiny_llama: Backbone) -> None:
         finished_row(PROMPTS[1], ID_TEXTS[1], (1, 2)),
         finished_row(PROMPTS[2], ID_TEXTS[2], (3, 4, 5, 6, 7), [(0, 4)]),
     ]
+    saved = GeneratedText.of_row("any", rows[0], len(PROMPTS[0])).reductions
+    assert saved == {
+        "prompt_tr": pytest.approx(1 / 3),
+        "gen_kv_tr": pytest.approx(1 / 2),
+        "cumulative_kv_tr": pytest.approx(1 - 5 / 10),
+    }
     references = [tiny_llama.decode(list(ids)) for ids in ID_TEXTS]
     found = generation_quality(rows, tiny_llama, references, TextFeatures(tiny_llama)).figures
     assert found["token_reduction"] == pytest.approx((1 / 3 + 0 + 1 / 2) / 3)
@@ -252,41 +249,3 @@ def test_a_set_is_measured_from_its_rows(tiny_llama: Backbone) -> None:
     assert found["dist_1"] == pytest.approx(8 / 12)
     assert found["ppl"] == pytest.approx(reference_perplexity(tiny_llama), rel=1e-5)
     assert found["chrf"] == found["rouge1"] == pytest.approx(1.0)
-
-
-SPOKEN = ("the cat sat on the mat and the dog", "by the sea the old cat house near")
-
-
-def generate(merged_model: MergedModel, merge: Merge) -> tuple[Row, ...]:
-    rows = [np.asarray(merged_model.backbone.encode(text)) for text in SPOKEN]
-    return Engine(merged_model).generate(rows, GenerateOptions(max_new_tokens=16, merge=merge)).rows
-
-
-@pytest.fixture
-def merged_model(checkpoint_path: Path) -> MergedModel:
-    """Rules that the model's own answers begin with, and one of a prompt."""
-    own = UMIM.from_pretrained(Checkpoint.load(checkpoint_path), dtype="float32").merged_model
-    starts = [row.ids[:6] for row in generate(own, "none")]
-    spans = {tuple(ids[a : a + 3]) for ids in starts for a in (0, 3)}
-    spans.add(tuple(own.backbone.encode(SPOKEN[0])[:2]))
-    fingerprint = own.backbone.tokenizer_fingerprint
-    return own.merging_by(Matcher(RuleSet.from_spans(spans, tokenizer_fingerprint=fingerprint)))
-
-
-@pytest.mark.parametrize("merge", ["prompt", "all"])
-def test_reductions_are_the_counted_ones(merge: Merge, merged_model: MergedModel) -> None:
-    """U_t is counted by segmenting the first t generated ids alone, for every t."""
-    segment = merged_model.require_matcher().segment
-    saved = np.zeros(3)
-    for row in generate(merged_model, merge):
-        ids, fed = np.asarray(row.ids), len(row.ids) - 1
-        units = [len(segment(ids[:t])[0]) if merge == "all" else t for t in range(1, fed + 1)]
-        prompt = np.asarray(row.prompt_ids)
-        text = GeneratedText.of_row("any", row, len(prompt))
-        assert text.reductions == {
-            "prompt_tr": pytest.approx(1 - len(segment(prompt)[0]) / len(prompt)),
-            "gen_kv_tr": pytest.approx(1 - units[-1] / fed),
-            "cumulative_kv_tr": pytest.approx(1 - sum(units) / sum(range(1, fed + 1))),
-        }
-        saved += list(text.reductions.values())
-    assert (saved > 0).tolist() == [True, merge == "all", merge == "all"]

@@ -10,16 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from umim_core.errors import ArtifactError, ConfigError
-from umim_core.training.optimizer import RowAdamW, linear_warmup_decay, load_optimizer_tensors
-
-BETAS = (0.9, 0.999)
+from umim_core.errors import ArtifactError
+from umim_core.training.optimizer import (
+    BETAS,
+    RowAdamW,
+    linear_warmup_decay,
+    load_optimizer_tensors,
+)
 
 
 def test_every_row_moves_as_if_it_were_trained_alone(torch_rng: torch.Generator) -> None:
     start = torch.randn(5, 3, generator=torch_rng, dtype=torch.float64)
     table, alone = nn.Parameter(start.clone()), [nn.Parameter(row.clone()) for row in start]
-    ours = RowAdamW(table, BETAS)
+    ours = RowAdamW(table)
     theirs = [torch.optim.AdamW([row], lr=1.0, betas=BETAS, weight_decay=0.0) for row in alone]
     for step, rows in enumerate([[0, 2], [2], [0, 1, 2, 4], [1], [2, 4]]):
         rate = 0.1 / (step + 1)
@@ -35,7 +38,7 @@ def test_every_row_moves_as_if_it_were_trained_alone(torch_rng: torch.Generator)
 
 def test_gradients_of_one_row_add_up_and_zeros_are_none() -> None:
     table = nn.Parameter(torch.zeros(4, 2))
-    ours = RowAdamW(table, BETAS)
+    ours = RowAdamW(table)
     looked_up = nn.functional.embedding(torch.tensor([3, 1, 3, 0]), table, sparse=True)
     (looked_up * torch.tensor([[1.0], [2.0], [4.0], [0.0]])).sum().backward()
     rows, gradient = ours.take_gradient()
@@ -45,7 +48,7 @@ def test_gradients_of_one_row_add_up_and_zeros_are_none() -> None:
 
 
 def test_another_tables_state_is_refused() -> None:
-    ours, other = (RowAdamW(nn.Parameter(torch.zeros(k, 2)), BETAS) for k in (3, 4))
+    ours, other = (RowAdamW(nn.Parameter(torch.zeros(k, 2))) for k in (3, 4))
     with pytest.raises(ArtifactError, match="must fit its rule rows; got exp_avg: \\(4, 2\\)"):
         ours.load(other.tensors())
     with pytest.raises(ArtifactError, match="exp_avg: None"):
@@ -88,9 +91,6 @@ def test_ten_steps_with_two_of_warm_up() -> None:
     assert factors(10, 0.2) == pytest.approx(rising + falling)
     assert [linear_warmup_decay(step, 10, 0.2) for step in (10, 100)] == [0.0, 0.0]
     assert [linear_warmup_decay(step, 1000) for step in (0, 49, 99)] == [0.01, 0.5, 1.0]
-    for total, fraction in ((0, 0.1), (-1, 0.1), (10, -0.1), (10, 1.0), (10, float("nan"))):
-        with pytest.raises(ConfigError, match=rf"fraction in \[0, 1\); got {total} steps"):
-            linear_warmup_decay(0, total, fraction)
 
 
 @given(st.integers(1, 400), st.floats(0.0, 0.99))

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from umim_core.config.rule_options import RuleOptions
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import CorpusError, require
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.filters import tau_for_size
 from umim_core.rules.origin import RuleOrigin
@@ -102,8 +102,6 @@ def encode_questions(
 
     The answers stay whole; the prompt loses leading tokens until prompt and longest answer fit.
     """
-    if max_length < 2:
-        raise ConfigError("max_length must be at least 2 tokens", max_length, "Raise it.")
     encoded = []
     for question in questions:
         text = form.prompt.format(context=question.context)
@@ -130,8 +128,8 @@ def split_questions(
 
     Each is in the order of the hash of its ids.
     """
-    if not given.get("train"):
-        raise CorpusError("a task must have training questions", "none", "Give their file.")
+    rule = "a task must have training questions"
+    require(bool(given.get("train")), CorpusError, rule, "none", "Give their file.")
     trained = sorted(given["train"], key=_place)
     splits: dict[TaskSplit, list[Question]] = {}
     taken: set[str] = set()
@@ -140,12 +138,11 @@ def split_questions(
         fresh = [question for question in source if question.context not in taken]
         splits[split] = fresh[: sizes[split]]
         taken |= {question.context for question in splits[split]}
-    if empty := [split for split in SPLITS if not splits[split]]:
-        raise CorpusError(
-            f"the split {empty[0]} must hold questions that no later split asks",
-            f"{len(given['train'])} training questions for {dict(sizes)}",
-            "Lower the sizes of valid and test, or give more questions.",
-        )
+    value = f"{len(given['train'])} training questions for {dict(sizes)}"
+    remedy = "Lower the sizes of valid and test, or give more questions."
+    for split in SPLITS:
+        rule = f"the split {split} must hold questions that no later split asks"
+        require(bool(splits[split]), CorpusError, rule, value, remedy)
     return splits
 
 

@@ -36,6 +36,7 @@ from umim_core.errors import (
     MissingExtraError,
     TokenizerMismatchError,
     look_up,
+    require,
 )
 from umim_core.merging.merged_model import MergedModel
 from umim_core.store.artifacts import (
@@ -247,16 +248,11 @@ def read_record(directory: Path) -> ControlRecord:
 def _check_backbone(record: ControlRecord, backbone: Backbone) -> None:
     known, tokenizer = record.backbone_model, record.tokenizer_fingerprint
     differences = backbone.identity.differences(known.model_type, known.config, known.weights)
-    if differences:
-        raise BackboneMismatchError(
-            f"this control belongs to {record.backbone} ({record.backbone_fingerprint[:12]})",
-            f"{backbone.name} ({backbone.fingerprint[:12]}), "
-            f"which differs in: {'; '.join(differences)}",
-            "Load the backbone it was trained on, or train a control for this one.",
-        )
-    if tokenizer and not backbone.has_tokenizer(tokenizer):
-        raise TokenizerMismatchError(
-            f"{record.backbone} must have the tokenizer {tokenizer[:12]}",
-            backbone.tokenizer_fingerprint[:12],
-            "Load the tokenizer of the backbone it was trained on.",
-        )
+    rule = f"this control belongs to {record.backbone} ({record.backbone_fingerprint[:12]})"
+    value = f"{backbone.name} ({backbone.fingerprint[:12]}), which differs in: {differences}"
+    remedy = "Load the backbone it was trained on, or train a control for this one."
+    require(not differences, BackboneMismatchError, rule, value, remedy)
+    rule = f"{record.backbone} must have the tokenizer {tokenizer[:12]}"
+    value, remedy = backbone.tokenizer_fingerprint[:12], "Load that of the backbone it belongs to."
+    fits = not tokenizer or backbone.has_tokenizer(tokenizer)
+    require(fits, TokenizerMismatchError, rule, value, remedy)

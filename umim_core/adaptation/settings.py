@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from umim_core.errors import ConfigError, look_up
+from umim_core.errors import look_up
 
 Rules = Literal["none", "corpus", "task"]
 Training = Literal["none", "distill", "sft", "dpo"]
 Measure = Literal["alignment", "accuracy", "speed"]
-TUNED: Final[tuple[Training, ...]] = ("sft", "dpo")
 BASE: Final = "base"
 WT: Final = "WT"
 ADAPTED: Final = "Task-Adapted"  # the paper's full route
@@ -43,15 +42,6 @@ class Setting:
     rules: Rules
     training: Training
     measured: tuple[Measure, ...] = ("alignment", "accuracy")
-
-    def __post_init__(self) -> None:
-        steps = {("task", "none"), *((rules, by) for rules in ("corpus", "task") for by in TUNED)}
-        if self.start is not None and (self.rules, self.training) not in steps:
-            raise ConfigError(
-                "a setting with a start must be trained on the task, or get the task's rules",
-                f"{self.name}: rules {self.rules}, training {self.training}",
-                "Change its row.",
-            )
 
 
 SETTINGS: tuple[Setting, ...] = (

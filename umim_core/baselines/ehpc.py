@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -32,8 +32,8 @@ from transformers.cache_utils import DynamicCache
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import layer_range
-from umim_core.baselines.methods import Text, highest, read_behind
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.baselines.methods import Text, TokenReducer, highest, read_behind
+from umim_core.errors import BackboneError, require
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.user_records import remembered
 from umim_core.task_sets.prompt_filling import ADJECTIVES, NOUNS, inserted, sentences
@@ -146,12 +146,9 @@ def probes(backbone: Backbone) -> Iterator[Probe]:
         needle = f" {_NEEDLE.format(key=key, value=rng.randrange(10**6, 10**7))}"
         question = backbone.encode(_QUESTION.format(key=key))
         least = len(question) + len(backbone.encode(needle))
-        if least > room:
-            raise BackboneError(
-                "a probe of evaluator heads must have room for a needle and its question",
-                f"{least} tokens, {backbone.name} has {room} positions",
-                "Use a backbone with more positions, or another baseline.",
-            )
+        rule = "a probe of evaluator heads must have room for a needle and its question"
+        value = f"{least} tokens, {backbone.name} has {room} positions"
+        require(least <= room, BackboneError, rule, value, "Use another backbone or baseline.")
         filler, used = list[str](), least
         for sentence in sentences(rng):
             used += len(backbone.encode(f" {sentence}"))
@@ -167,22 +164,13 @@ def probes(backbone: Backbone) -> Iterator[Probe]:
 
 
 @dataclass(frozen=True)
-class EHPC:
+class EHPC(TokenReducer):
     """Keep the tokens that evaluator heads look at from the end of the text."""
 
-    exact: ClassVar[bool] = True
     scorer: Backbone
     heads: EvaluatorHeads
     queries: int = QUERIES
     kernel: int = KERNEL
-
-    def __post_init__(self) -> None:
-        if min(self.queries, self.kernel) < 1:
-            raise ConfigError(
-                "queries and kernel of EHPC must be at least 1",
-                (self.queries, self.kernel),
-                "The paper has 16 and 32.",
-            )
 
     @cached_property
     def layers(self) -> Backbone:

@@ -10,33 +10,25 @@ merging would have left units. See ``merging.span_eviction``.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import EvictedColumns, HeldColumns
+from umim_core.baselines.methods import CachePolicy, EvictedColumns, HeldColumns
 from umim_core.merging.span_eviction import check_age, last_queries
 from umim_core.rules.matcher import Matcher
 from umim_core.text.token_ids import Ints
 
 
-class FullCache:
-    reads_attention: ClassVar[bool] = False
-    rotation: ClassVar[None] = None
-
+class FullCache(CachePolicy):
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
         columns = torch.arange(held.keys.shape[1], device=held.keys.device)
         return columns.expand(held.keys.shape[0], -1)
 
 
-class OldSpansGone:
+class OldSpansGone(CachePolicy):
     """Keep columns [K], rising: all but those that old spans give up, whatever the budget."""
-
-    reads_attention: ClassVar[bool] = False
-    rotation: ClassVar[None] = None
 
     def __init__(self, kept: Ints) -> None:
         self._kept_columns = torch.from_numpy(kept)

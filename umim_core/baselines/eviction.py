@@ -35,7 +35,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, HeldColumns, read_behind
-from umim_core.errors import EvaluationError, GenerationError, require
+from umim_core.errors import EvaluationError, require
 from umim_core.inference.batch import Batch, exhaust
 from umim_core.inference.choice import fresh_seed
 from umim_core.inference.options import GenerateOptions
@@ -71,7 +71,7 @@ class PolicyCache:
         return torch.tensor([self.columns])
 
     def drop(self, columns: Sequence[Sequence[int]]) -> None:
-        """Drop nothing: the policy does, and ``generate_evicted`` refuses span eviction."""
+        """Drop nothing: the policy does."""
 
     def read(self, ids: Tensor, budget: int) -> Tensor:
         """Read raw ids [W], at least one, then drop columns beyond the budget, at least 1.
@@ -143,15 +143,11 @@ def _columns(states: Tensor, columns: Tensor) -> Tensor:
 def _checked(survivors: Tensor, held: HeldColumns) -> Tensor:
     heads, columns = held.keys.shape[:2]
     shaped = survivors.ndim == 2 and len(survivors) == heads and survivors.shape[1] > 0
-    if not shaped or not (
-        bool((survivors.diff(dim=1) > 0).all())
-        and 0 <= int(survivors.min()) <= int(survivors.max()) < columns
-    ):
-        raise EvaluationError(
-            f"a cache policy must keep columns below {columns}, rising, for each of {heads} heads",
-            f"layer {held.layer}: shape {tuple(survivors.shape)}",
-            "Its survivors() breaks the protocol.",
-        )
+    rises = shaped and bool((survivors.diff(dim=1) > 0).all())
+    fits = rises and 0 <= int(survivors.min()) <= int(survivors.max()) < columns
+    rule = f"a cache policy must keep columns below {columns}, rising, for each of {heads} heads"
+    value = f"layer {held.layer}: shape {tuple(survivors.shape)}"
+    require(fits, EvaluationError, rule, value, "Its survivors() breaks the protocol.")
     return survivors
 
 
@@ -170,12 +166,9 @@ def score_evicted(
     in order, and the columns that stayed, of the ``budget`` that may.
     """
     limit, longest = backbone.max_positions, len(context) + max(map(len, endings)) - 1
-    if limit is not None and longest > limit:
-        raise EvaluationError(
-            f"a context and one continuation must fit the backbone's {limit} positions",
-            f"{longest} positions",
-            "Cut the context on the left.",
-        )
+    rule = f"a context and one continuation must fit the backbone's {limit} positions"
+    fits = limit is None or longest <= limit
+    require(fits, EvaluationError, rule, f"{longest} positions", "Cut the context on the left.")
     check_attention_window(backbone.model.config, longest)
 
     def tensor(ids: Ints) -> Tensor:
@@ -253,25 +246,12 @@ def generate_evicted(
 ) -> list[Row]:
     """Generate a text after each prompt of raw ids [T_b], at least one each.
 
-    ``options`` are as for the engine; nothing is merged or streamed. The budget is asked after the
-    prompt, and after each token that was read. Samples of a prompt lie side by side;
-    ``cache_lengths`` has the columns after every forward.
+    ``options`` are as for the engine; their ``merge`` is ``none``, and nothing is streamed. The
+    budget is asked after the prompt, and after each token that was read. Samples of a prompt lie
+    side by side; ``cache_lengths`` has the columns after every forward.
     """
     config = options.check(MergedModel.without_merging(backbone), len(prompts))
     samples, new = options.samples, config.max_new_tokens or 0
-    refused = {
-        "merge": options.merge != "none",
-        "span_eviction": options.span_eviction is not None,
-        "streamer": options.streamer is not None,
-        "overlong='truncate'": options.overlong == "truncate",
-    }
-    require(
-        not any(refused.values()),
-        GenerationError,
-        "a cache policy generates raw tokens, whole prompts, and no stream",
-        ", ".join(name for name, is_set in refused.items() if is_set),
-        "Leave it out; merge is 'none'.",
-    )
     policies = [(ids, new_policy(ids)) for ids in prompts for _ in range(samples)]
     longest = max((_positions(ids, new, one, budget) for ids, one in policies), default=0)
     check_room(backbone, longest, new)

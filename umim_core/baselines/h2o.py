@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from umim_core.backbone.attention_masks import attention_given, check_attention_window
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.methods import HeldColumns
-from umim_core.errors import EvaluationError
+from umim_core.baselines.methods import CachePolicy, HeldColumns
 from umim_core.merging.likelihood import TokenScores, target_scores
 from umim_core.text.token_ids import Ints
 
@@ -53,11 +52,10 @@ _MASKED_NAME: Final = "umim_h2o_masked"
 _half: ContextVar[float | None] = ContextVar("_half", default=None)  # share of the hitters
 
 
-class HeavyHitters:
+class HeavyHitters(CachePolicy):
     """Keep the columns of the highest accumulated attention and the newest ones, half of each."""
 
-    reads_attention: ClassVar[bool] = True
-    rotation: ClassVar[None] = None
+    reads_attention = True
 
     def __init__(self) -> None:
         self._scores: dict[int, Tensor] = {}  # of the columns that stayed [H, L], layer by layer
@@ -68,12 +66,7 @@ class HeavyHitters:
         The heads of queries that share a key/value head count together. Of an odd budget the newest
         columns have the larger half. Of equal scores the first columns stay.
         """
-        if held.attention is None:
-            raise EvaluationError(
-                "h2o needs the attention weights of every forward",
-                f"none of layer {held.layer}",
-                "Use a backbone with eager attention.",
-            )
+        assert held.attention is not None  # noqa: S101  it reads them
         heads, columns = held.keys.shape[:2]
         weights = held.attention.sum(dim=1, dtype=torch.promote_types(held.keys.dtype, torch.float))
         scores = weights.view(heads, -1, columns).sum(dim=1)

@@ -30,9 +30,8 @@ from transformers.cache_utils import DynamicCache
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import passages, token_texts
-from umim_core.baselines.methods import Text, highest, read_behind
+from umim_core.baselines.methods import Text, TokenReducer, highest, read_behind
 from umim_core.baselines.selective_context import self_information
-from umim_core.errors import ConfigError
 from umim_core.merging.likelihood import check_rows, target_scores
 from umim_core.text.token_ids import Ints
 
@@ -146,21 +145,13 @@ def _sizes(tokens: int, segment: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class LLMLingua:
+class LLMLingua(TokenReducer):
     """Keep the tokens that surprise a language model after what was kept before them."""
 
     scorer: Backbone
     segment: int = 200
     granularity: float = 2.0
     form: Literal["paper", "published"] = "paper"
-
-    def __post_init__(self) -> None:
-        if self.segment < 1 or self.granularity < 1:
-            raise ConfigError(
-                "segment and granularity of LLMLingua must be at least 1",
-                (self.segment, self.granularity),
-                "The paper has 200 and 2.",
-            )
 
     @property
     def exact(self) -> bool:

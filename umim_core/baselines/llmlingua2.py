@@ -26,7 +26,7 @@ import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -39,9 +39,9 @@ from transformers import (
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import token_texts
-from umim_core.baselines.methods import Text, highest
+from umim_core.baselines.methods import Text, TokenReducer, highest
 from umim_core.baselines.own_models import hub_commit, load_own_model
-from umim_core.errors import BackboneError
+from umim_core.errors import BackboneError, require
 from umim_core.text.token_ids import Ints
 
 PUBLISHED: Final = "microsoft/llmlingua-2-bert-base-multilingual-cased-meetingbank"
@@ -148,15 +148,15 @@ class TokenClassifier:
 
 
 def load_token_classifier(name: str) -> TokenClassifier:
-    model = load_own_model("token classifier", name, AutoModelForTokenClassification)
-    return TokenClassifier(*model)
+    return TokenClassifier(
+        *load_own_model("token classifier", name, AutoModelForTokenClassification)
+    )
 
 
 @dataclass(frozen=True)
-class LLMLingua2:
+class LLMLingua2(TokenReducer):
     """Keep the words that a token classifier would preserve."""
 
-    exact: ClassVar[bool] = True
     classifier: TokenClassifier
     tokenizer: PreTrainedTokenizerBase
     forced: tuple[str, ...] = FORCED
@@ -193,12 +193,9 @@ def token_ranks(texts: list[str], words: Words) -> NDArray[np.float64]:
 def published_classifier() -> str:
     """Return the published token classifier as name@commit."""
     commit = hub_commit(PUBLISHED)
-    if commit is None:
-        raise BackboneError(
-            "the classifier of llmlingua2 must be reachable on the hub, or in its cache here",
-            PUBLISHED,
-            "Load it once where there is a network.",
-        )
+    rule = "the classifier of llmlingua2 must be reachable on the hub, or in its cache here"
+    remedy = "Load it once where there is a network."
+    require(commit is not None, BackboneError, rule, PUBLISHED, remedy)
     return f"{PUBLISHED}@{commit}"
 
 

@@ -3,7 +3,7 @@
 ===================  =========================  =================================================
 a method is          it decides                 what it saves
 ===================  =========================  =================================================
-``ReducedTokens``    which raw tokens stay      prefill and KV cache
+``TokenReducer``     which raw tokens stay      prefill and KV cache
 ``MergedSpans``      which spans become one     prefill and KV cache
                      embedding, and which
 ``EvictedColumns``   which columns of the KV    KV cache; the prefill is whole
@@ -28,9 +28,10 @@ forward, D head size.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -60,14 +61,15 @@ class Text:
     question: Ints
 
 
-class TokenReducer(Protocol):
-    """Chooses which raw tokens of a text stay."""
+class TokenReducer(ABC):
+    """A method that deletes tokens of the prompt: it chooses which raw tokens of a text stay."""
 
     @property
     def exact(self) -> bool:
         """Whether exactly the budget stays; published forms keep about as many."""
-        ...
+        return True
 
+    @abstractmethod
     def keep(self, text: Text, budget: int) -> Ints:
         """Choose tokens that stay: ``budget`` of them, 1 .. T, never fewer than are protected.
 
@@ -75,7 +77,6 @@ class TokenReducer(Protocol):
             Indices [budget] (int64), rising, of a reducer that is not exact [1 .. T]; every
             protected token is among them. The same text and budget give the same ones.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class HeldColumns:
     attention: Tensor | None
 
 
-class CachePolicy(Protocol):
+class CachePolicy(ABC):
     """Chooses which columns of a KV cache survive a forward; one object per text.
 
     It is asked after each forward, layer by layer, and may remember what it saw.
@@ -104,25 +105,16 @@ class CachePolicy(Protocol):
             columns at the positions of their tokens in the text.
     """
 
-    reads_attention: ClassVar[bool]
+    reads_attention: ClassVar[bool] = False
+    rotation: KeyRotation | None = None
 
-    @property
-    def rotation(self) -> KeyRotation | None: ...
-
+    @abstractmethod
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
         """Choose columns of one layer, of which ``budget`` may stay, at least 1.
 
         Returns:
             Indices [H, K] (int64), rising along a head, K the same for all layers.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class ReducedTokens:
-    """A method that deletes tokens of the prompt."""
-
-    reducer: TokenReducer
 
 
 @dataclass(frozen=True)
@@ -152,7 +144,7 @@ class EvictedColumns:
     score: ScoreEndings | None = None
 
 
-Method = ReducedTokens | MergedSpans | EvictedColumns
+Method = TokenReducer | MergedSpans | EvictedColumns
 
 
 @dataclass(frozen=True)
@@ -167,24 +159,18 @@ class TargetReduction:
 
     def __post_init__(self) -> None:
         share: object = self.target
-        if not isinstance(share, float) or not 0.0 < share < 1.0:
-            raise ConfigError(
-                "a target token reduction must lie above 0 and below 1",
-                share,
-                "Give a share of the tokens, such as 0.14.",
-            )
+        rule = "a target token reduction must lie above 0 and below 1"
+        remedy = "Give a share of the tokens, such as 0.14."
+        require(isinstance(share, float) and 0.0 < share < 1.0, ConfigError, rule, share, remedy)
 
     def stays(self, tokens: int) -> int:
         return max(1, tokens - round(self.target * tokens))
 
     def fit(self, ids: Ints, room: int) -> tuple[Ints, int]:
         """Drop leading ids [T] until what stays of the rest fits; return them and how many stay."""
-        if room < 1:
-            raise EvaluationError(
-                "there must be room for a token of the context",
-                f"room for {room}",
-                "Shorten the continuation, or use a backbone with more positions.",
-            )
+        rule = "there must be room for a token of the context"
+        remedy = "Shorten the continuation, or use a backbone with more positions."
+        require(room >= 1, EvaluationError, rule, f"room for {room}", remedy)
         while (over := self.stays(len(ids)) - room) > 0:
             ids = ids[over:]  # so many fewer tokens lower what stays by at most as much
         return ids, self.stays(len(ids))
@@ -193,35 +179,25 @@ class TargetReduction:
 def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Ints:
     """Return the indices [K] (int64), rising, of the tokens of a text that stay, checked.
 
-    The reducer is not asked where nothing is to be chosen: an empty text, or a budget of all
-    tokens. The budget is 1 .. T, or 0 of an empty text. More stay where more are protected, and of
-    a published form.
+    The budget is 1 .. T, or 0 of an empty text. The reducer is not asked where all tokens stay.
+    More stay where more are protected, and of a published form.
     """
     tokens = len(text.ids)
-    if not min(1, tokens) <= budget <= tokens:
-        raise EvaluationError(
-            f"the budget of a text must lie between {min(1, tokens)} and its {tokens} tokens",
-            budget,
-            "Give the number of tokens that stay.",
-        )
     count = max(budget, int(text.protected.sum()))
     if count == tokens:
         return np.arange(tokens)
     chosen = reducer.keep(text, count)
     rises = bool((np.diff(np.concatenate([[-1], chosen, [tokens]])) > 0).all())
-    breaks = f"{type(reducer).__name__}.keep breaks the protocol."
+    enough = len(chosen) == count if reducer.exact else len(chosen) > 0
+    lost = set(np.flatnonzero(text.protected).tolist()).difference(chosen.tolist())
     require(
-        rises and (len(chosen) == count if reducer.exact else len(chosen) > 0),
+        rises and enough and not lost,
         EvaluationError,
         f"a token reducer must keep {count if reducer.exact else 'some'} of {tokens} tokens, in "
-        "order",
-        chosen.tolist(),
-        breaks,
+        f"order, those among them that are protected",
+        f"{chosen.tolist()} without {sorted(lost)}",
+        f"{type(reducer).__name__}.keep breaks the protocol.",
     )
-    if lost := set(np.flatnonzero(text.protected).tolist()).difference(chosen.tolist()):
-        raise EvaluationError(
-            "a token reducer must keep protected tokens", f"token {min(lost)} is lost", breaks
-        )
     return chosen
 
 

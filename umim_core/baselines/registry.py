@@ -21,7 +21,6 @@ from umim_core.baselines.methods import (
     EvictedColumns,
     MergedSpans,
     Method,
-    ReducedTokens,
 )
 from umim_core.baselines.other_merges import (
     RandomSpans,
@@ -61,12 +60,12 @@ _of_cache = partial(Baseline, "cache")
 BASELINES: Final[dict[str, Baseline]] = {
     "cpc": _of_prompt(
         "Delete the sentences least like the question by the encoder UMIM_CPC_ENCODER names.",
-        lambda backbone, matcher: ReducedTokens(cpc(backbone)),
+        lambda backbone, matcher: cpc(backbone),
         trained_encoder,
     ),
     "ehpc": _of_prompt(
         "Delete the tokens that a few probed heads of an early layer look at the least.",
-        lambda backbone, matcher: ReducedTokens(EHPC(backbone, known_evaluator_heads(backbone))),
+        lambda backbone, matcher: EHPC(backbone, known_evaluator_heads(backbone)),
     ),
     "last-embedding": _of_prompt(
         "Replace each span that the rules match by its last token embedding.",
@@ -74,15 +73,15 @@ BASELINES: Final[dict[str, Baseline]] = {
     ),
     "llmlingua": _of_prompt(
         "Delete passages, then tokens, that the backbone finds unsurprising after what was kept.",
-        lambda backbone, matcher: ReducedTokens(LLMLingua(backbone)),
+        lambda backbone, matcher: LLMLingua(backbone),
     ),
     "llmlingua-published": _of_prompt(
         "Delete tokens as package llmlingua does, about as many as the budget asks for.",
-        lambda backbone, matcher: ReducedTokens(LLMLingua(backbone, form="published")),
+        lambda backbone, matcher: LLMLingua(backbone, form="published"),
     ),
     "llmlingua2": _of_prompt(
         "Delete the words that the published token classifier would not preserve.",
-        lambda backbone, matcher: ReducedTokens(llmlingua2(backbone)),
+        lambda backbone, matcher: llmlingua2(backbone),
         published_classifier,
     ),
     "mean-embedding": _of_prompt(
@@ -95,19 +94,19 @@ BASELINES: Final[dict[str, Baseline]] = {
     ),
     "selective-context": _of_prompt(
         "Delete the tokens with the least self-information under the backbone.",
-        lambda backbone, matcher: ReducedTokens(SelectiveContext(backbone)),
+        lambda backbone, matcher: SelectiveContext(backbone),
     ),
     "selective-context-phrase": _of_prompt(
         "Delete the phrases with the least self-information under the backbone.",
-        lambda backbone, matcher: ReducedTokens(SelectiveContext(backbone, phrases)),
+        lambda backbone, matcher: SelectiveContext(backbone, phrases),
     ),
     "selective-context-sentence": _of_prompt(
         "Delete the sentences with the least self-information under the backbone.",
-        lambda backbone, matcher: ReducedTokens(SelectiveContext(backbone, sentences)),
+        lambda backbone, matcher: SelectiveContext(backbone, sentences),
     ),
     "sentence-cosine": _of_prompt(
         "Delete the sentences whose embeddings by the backbone are the least like the question's.",
-        lambda backbone, matcher: ReducedTokens(sentence_cosine(backbone)),
+        lambda backbone, matcher: sentence_cosine(backbone),
     ),
     "similar-neighbours": _of_prompt(
         "Replace neighbouring tokens of the most similar embeddings by their mean.",
@@ -119,7 +118,7 @@ BASELINES: Final[dict[str, Baseline]] = {
     ),
     "truncation": _of_prompt(
         "Keep the end of the text and what is protected; asks neither backbone nor rules.",
-        lambda backbone, matcher: ReducedTokens(Truncation()),
+        lambda backbone, matcher: Truncation(),
     ),
     "full-cache": _of_cache(
         "Keep every column of the KV cache: the base model itself.",

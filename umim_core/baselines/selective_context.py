@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import token_texts
-from umim_core.baselines.methods import Text, highest
+from umim_core.baselines.methods import Text, TokenReducer, highest
 from umim_core.merging.likelihood import check_rows, target_scores
 from umim_core.text.token_ids import Ints
 
@@ -54,10 +53,9 @@ def self_information(ids: Ints, scorer: Backbone) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class SelectiveContext:
+class SelectiveContext(TokenReducer):
     """Keep the units with the most self-information."""
 
-    exact: ClassVar[bool] = True
     scorer: Backbone
     cut: Callable[[list[str]], Ints] | None = None  # numbers units; None: tokens
 

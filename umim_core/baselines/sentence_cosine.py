@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -31,9 +31,9 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import sentences, token_texts
-from umim_core.baselines.methods import Text, highest
+from umim_core.baselines.methods import Text, TokenReducer, highest
 from umim_core.baselines.own_models import hub_commit, load_own_model
-from umim_core.errors import BackboneError
+from umim_core.errors import BackboneError, require
 from umim_core.store.artifacts import directory_digest
 from umim_core.text.token_ids import Ints
 
@@ -83,8 +83,7 @@ class TextEncoder:
             return_special_tokens_mask=True,
             verbose=False,
         )
-        count = int(sentence_of[-1]) + 1
-        total: Tensor | None = None
+        parts = []
         for row, places, special in zip(
             encoded["input_ids"],
             encoded["offset_mapping"],
@@ -95,10 +94,9 @@ class TextEncoder:
             states = self.model(torch.tensor([row], device=self.model.device)).last_hidden_state[0]
             last = np.array([end - 1 for _, end in places], dtype=np.int64)[real]
             token = np.minimum(np.searchsorted(ends, last, side="right"), len(ids) - 1)
-            part = _summed(states[torch.from_numpy(real)], sentence_of[token], count)
-            total = part if total is None else total + part
-        assert total is not None  # noqa: S101  a tokenizer returns at least one row
-        return total
+            count = int(sentence_of[-1]) + 1
+            parts.append(_summed(states[torch.from_numpy(real)], sentence_of[token], count))
+        return sum(parts[1:], parts[0])
 
 
 def _summed(states: Tensor, sentence_of: Ints, count: int) -> Tensor:
@@ -108,10 +106,9 @@ def _summed(states: Tensor, sentence_of: Ints, count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SentenceCosine:
+class SentenceCosine(TokenReducer):
     """Keep the sentences whose embeddings are the most like the question's."""
 
-    exact: ClassVar[bool] = True
     encoder: BackboneEncoder | TextEncoder
     tokenizer: PreTrainedTokenizerBase
 
@@ -144,13 +141,10 @@ def sentence_cosine(backbone: Backbone) -> SentenceCosine:
 
 
 def _named_encoder() -> str:
-    name = os.environ.get(ENCODER_VARIABLE)
-    if not name:
-        raise BackboneError(
-            "cpc needs the encoder that its authors trained",
-            f"{ENCODER_VARIABLE} names none",
-            "Set it to a directory or a hub repository, or use sentence-cosine.",
-        )
+    name = os.environ.get(ENCODER_VARIABLE, "")
+    rule = "cpc needs the encoder that its authors trained"
+    remedy = "Set it to a directory or a hub repository, or use sentence-cosine."
+    require(bool(name), BackboneError, rule, f"{ENCODER_VARIABLE} names none", remedy)
     return name
 
 

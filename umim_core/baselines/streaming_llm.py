@@ -17,23 +17,21 @@ Shapes: H key/value heads, L columns, K columns kept.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import KeyRotation, key_rotation
-from umim_core.baselines.methods import EvictedColumns, HeldColumns
+from umim_core.baselines.methods import CachePolicy, EvictedColumns, HeldColumns
 from umim_core.rules.matcher import Matcher
 
 SINKS: Final = 4
 
 
-class SinksAndNewest:
+class SinksAndNewest(CachePolicy):
     """Keep the first columns and the newest ones, turned to positions in the cache or not."""
-
-    reads_attention: ClassVar[bool] = False
 
     def __init__(self, rotation: KeyRotation | None) -> None:
         self.rotation = rotation

@@ -8,18 +8,14 @@ prompt that is too long. With T = 6, a protected first token and a budget of 3::
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
-from umim_core.baselines.methods import Text
+from umim_core.baselines.methods import Text, TokenReducer
 from umim_core.text.token_ids import Ints
 
 
-class Truncation:
+class Truncation(TokenReducer):
     """Keep the last tokens, and those that are protected."""
-
-    exact: ClassVar[bool] = True
 
     def keep(self, text: Text, budget: int) -> Ints:
         free = np.flatnonzero(~text.protected)

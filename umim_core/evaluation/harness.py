@@ -3,12 +3,9 @@
     lm_eval --model umim --tasks arc_easy,piqa
     lm_eval --model umim --model_args checkpoint=DIR_OR_NAME,merge=all --tasks wikitext
 
-What is merged is what the checkpoint recommends, as in ``UMIM.generate``, unless ``merge`` or
-``raw_tail`` say otherwise. ``merge=prompt`` compresses the context and leaves the continuation raw;
-``merge=all`` matches the whole sequence, scored by two-stage accounting, and merges while
-generating; ``merge=none`` is lm-eval's own ``hf`` model, number for number. lm-eval sees raw ids in
-every mode.
-``compare=base`` runs the base model on the same questions, too, and adds paired differences.
+``merge=prompt`` compresses the context and leaves the continuation raw; ``merge=all`` matches the
+whole sequence, scored by two-stage accounting, and merges while generating; ``merge=none`` is
+lm-eval's own ``hf`` model, number for number. lm-eval sees raw ids in every mode.
 """
 
 from __future__ import annotations
@@ -234,20 +231,18 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         checkpoint, self.merge, raw_tail = recommended(
             checkpoint, given, raw_tail, method, self.target
         )
-        merged_model = open_model_args(
-            checkpoint,
-            self.merge,
-            backbone,
-            revision,
-            dtype,
-            device,
-            LoadOptions(
-                allow_backbone_mismatch=allow_backbone_mismatch,
-                protect=protect,
-                budget=budget,
-                target_tr=rules_tr,
-            ),
-        ).reading(self.merge, raw_tail)
+        named = LoadOptions(
+            backbone=backbone,
+            backbone_revision=revision,
+            dtype=dtype,
+            device=device,
+            allow_backbone_mismatch=allow_backbone_mismatch,
+            protect=protect,
+            budget=budget,
+            target_tr=rules_tr,
+        )
+        opened = open_model_args(checkpoint, self.merge, named)
+        merged_model = opened.reading(self.merge, raw_tail)
         self.backbone = merged_model.backbone
         if self.backbone.tokenizer is None:
             raise BackboneError("lm-eval needs a tokenizer", self.backbone.name, "Attach one.")

@@ -109,35 +109,29 @@ def recommended(
 
 
 def open_model_args(
-    checkpoint: str | Path | Checkpoint | None,
-    merge: Merge,
-    backbone: str | Backbone | None,
-    revision: str | None,
-    dtype: str,
-    device: str | None,
-    merging: LoadOptions | None = None,
+    checkpoint: str | Path | Checkpoint | None, merge: Merge, named: LoadOptions
 ) -> MergedModel:
-    """Open what was named; see ``UmimLM``. ``merging`` counts where something is merged.
+    """Open what was named; see ``UmimLM``.
 
     With ``merge=none`` a checkpoint only names its backbone: nothing but its configuration is read,
     and not even that where a backbone is given.
     """
-    options = LoadOptions(backbone=backbone, backbone_revision=revision)
-    if not isinstance(backbone, Backbone):
-        if (device or "").startswith("cuda") and not has_device("cuda"):
+    options, device = LoadOptions(**named), named.get("device")
+    if isinstance(options.get("backbone"), Backbone):
+        del options["dtype"], options["device"]  # it has its own
+    else:
+        if str(device).startswith("cuda") and not has_device("cuda"):
             # lm-eval's command line asks for cuda:0 by default.
             _log.info("umim: no CUDA device, using the CPU instead of %s", device)
             device = "cpu"
-        options |= LoadOptions(dtype=dtype, device=device or default_device())
+        options["device"] = device or default_device()
     if merge != "none":
-        options |= merging or LoadOptions()
         merged_model = UMIM.from_pretrained(_checkpoint(checkpoint), **options).merged_model
     else:
-        if backbone is None:
-            named = checkpoint_config(checkpoint)
-            options |= LoadOptions(
-                backbone=named.backbone, backbone_revision=named.backbone_revision
-            )
+        if options.get("backbone") is None:
+            config = checkpoint_config(checkpoint)
+            options["backbone"] = config.backbone
+            options["backbone_revision"] = config.backbone_revision
         merged_model = MergedModel.without_merging(find_backbone(None, options))
     if note := quantisation_note(merged_model.backbone.name):
         _log.info("umim: %s", note)

@@ -1,9 +1,8 @@
 """The one scorer of questions: of shards of any task, of whole tasks, of answers given as ids.
 
 What is kept of a shard are values that the task's metrics average, so shards of any split of the
-questions add up to the same means. Metrics with another aggregation are left out. Examples in
-prompts and sampled answers, where a task draws them, are those of the shard, whoever scores it. Of
-generated answers the texts and sizes are kept, too.
+questions add up to the same means. Examples in prompts and sampled answers, where a task draws
+them, are those of the shard, whoever scores it.
 
 Four accuracies stand side by side and are never relabelled: ``acc`` (sum of log-probabilities) and
 ``acc_norm`` (per character) are lm-eval's own; ``acc_seq`` is the paper's, the mean log-probability
@@ -45,16 +44,15 @@ Limits = dict[str, int | list[int] | None]
 
 @dataclass(frozen=True)
 class QuestionSource:
-    """A task by name, where its data lie, and limits of its answers where they are generated.
+    """A task of ``task_sets``, of a YAML file of ours, or of lm-eval.
 
     Attributes:
-        task: Name of a task of ``task_sets``, of a YAML file of ours, or of lm-eval.
         hub: Folder that stands for the hub; None asks the hub, or its cache.
         folder: Folder of the questions of a task of ``task_sets``; None: its own source.
-        digest: Digest of the folder that is named; what is kept of its content is kept by it.
-        checkpoint: Its directory; the tokens of its backbone, which lies at ``backbone`` if it has
-            no name, measure prompts.
-        options: Name and value of options of a task that the package generates (``TaskOptions``).
+        digest: Of the folder that is named; what is kept of its content is kept by it.
+        checkpoint: The tokens of its backbone, which lies at ``backbone`` if it has no name,
+            measure prompts.
+        options: Of a task that the package generates (``TaskOptions``).
         new_tokens: Most tokens of an answer, and ``answers`` per question; None for the task's own.
     """
 

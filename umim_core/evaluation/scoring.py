@@ -8,10 +8,8 @@ Inputs that are too long lose leading units of the context, never part of one: m
 border on gives the same units as matching the whole. How many depends on the context and on the
 length of the continuation alone: were its tokens looked at, probabilities would not add up to 1.
 
-Baselines are measured as UMIM is. By default the budget of a text is UMIM's own: as many tokens, or
-columns of the KV cache, stay of a context as the rules leave units of it. Every method is so
-measured at the same token reduction, text by text. With a target round(target * T) of the T tokens
-of a context go. Continuations stay raw::
+The budget of a baseline is UMIM's own: as many tokens, or columns of the KV cache, stay of a
+context as the rules leave units of it; with a target round(target * T) of its T tokens go::
 
     context     the cat sat on the mat      rules leave  [the cat] [sat] [on the] [mat]
     truncation              on the mat      and the token before: 4 of 6
@@ -39,7 +37,6 @@ from umim_core.baselines.methods import (
     CachePolicy,
     MergedSpans,
     Method,
-    ReducedTokens,
     ScoreEndings,
     TargetReduction,
     Text,
@@ -477,8 +474,8 @@ def method_scorer(
         )
         return Scorer(merged_model, "prompt", max_units)
     umim = Scorer(merged_model, "prompt", max_units)
-    if isinstance(method, ReducedTokens):
-        return ReducedScorer(umim, method.reducer, target)
+    if isinstance(method, TokenReducer):
+        return ReducedScorer(umim, method, target)
     return EvictedScorer(umim, method.new_policy, target, method.age, method.score)
 
 

@@ -235,11 +235,7 @@ def bertscore(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class TextMetric:
-    """A metric with its figures.
-
-    ``runs_code`` says whether answers are run, ``needs_features`` whether it reads ``features`` of
-    the row.
-    """
+    """A metric with its figures; one that ``needs_features`` reads ``features`` of the row."""
 
     figures: tuple[str, ...]
     score: Callable[[Sequence[str], Mapping[str, Any]], Mapping[str, float]]

@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 
 from umim_core.backbone.shape import BackboneShape
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, require
 from umim_core.merging.merged_model import MergedModel
 
 # Where a device reaches its peak: a GPU needs large products to fill it, and caches must be too
@@ -90,12 +90,10 @@ class Roofline:
     def check(self, label: str, amount: float, seconds: float) -> float:
         """Return the rate of a measurement, or refuse it."""
         achieved = amount / seconds if seconds > 0 else math.inf
-        if achieved > self.peak:
-            raise EvaluationError(
-                f"{label} must stay below the device's {self.peak:.3g} {self.unit}",
-                f"{achieved:.3g} {self.unit}",
-                "The timing or the amount of work is wrong; this row cannot be reported.",
-            )
+        rule = f"{label} must stay below the device's {self.peak:.3g} {self.unit}"
+        value = f"{achieved:.3g} {self.unit}"
+        remedy = "The timing or the amount of work is wrong; this row cannot be reported."
+        require(achieved <= self.peak, EvaluationError, rule, value, remedy)
         return achieved
 
 

@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from typing import Final, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.other_merges import cut_each
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.errors import ConfigError, EvaluationError, require
 from umim_core.inference.engine import Engine
@@ -213,12 +214,7 @@ class FixedSpans(Matcher):
         self, ids: NDArray[np.integer], offsets: Ints, *, threads: int = 1
     ) -> tuple[Ints, Ints, Ints]:
         """Cut many sequences in this thread; no span crosses a border."""
-        parts = [self.segment(ids[a:b]) for a, b in pairwise(offsets.tolist())]
-        empty = np.zeros(0, dtype=np.int64)
-        starts = [part + first for (part, _), first in zip(parts, offsets[:-1], strict=True)]
-        lengths = [part for _, part in parts]
-        borders = np.cumsum([0, *(len(part) for part in lengths)]).astype(np.int64)
-        return np.concatenate([empty, *starts]), np.concatenate([empty, *lengths]), borders
+        return cut_each(self.segment, ids, offsets)
 
     def contains(self, span: Sequence[int]) -> bool:
         return len(span) == self._size
@@ -278,20 +274,14 @@ def tokens_needed(config: BenchmarkConfig) -> int:
 
 
 def _check(backbone: Backbone, ids: Ints, config: BenchmarkConfig) -> None:
-    if len(ids) < tokens_needed(config):
-        raise ConfigError(
-            f"the text must hold {max(config.batch_sizes)} prompts of "
-            f"{max(config.prompt_lengths)} tokens",
-            f"{len(ids)} tokens",
-            "Give a longer text, or fewer or shorter prompts.",
-        )
-    longest = max(config.prompt_lengths) + config.new_tokens - 1  # the last token is never fed
-    if backbone.max_positions is not None and longest > backbone.max_positions:
-        raise ConfigError(
-            f"prompt and new tokens must fit the backbone's {backbone.max_positions} positions",
-            f"{max(config.prompt_lengths)} + {config.new_tokens} tokens",
-            "Choose shorter prompts or fewer new tokens.",
-        )
+    count, length = max(config.batch_sizes), max(config.prompt_lengths)
+    rule = f"the text must hold {count} prompts of {length} tokens"
+    remedy = "Give a longer text, or fewer or shorter prompts."
+    require(len(ids) >= count * length, ConfigError, rule, f"{len(ids)} tokens", remedy)
+    most, longest = backbone.max_positions, length + config.new_tokens - 1  # the last is never fed
+    rule = f"prompt and new tokens must fit the backbone's {most} positions"
+    value, remedy = f"{length} + {config.new_tokens} tokens", "Choose shorter or fewer."
+    require(most is None or longest <= most, ConfigError, rule, value, remedy)
 
 
 def _rows(
@@ -348,8 +338,8 @@ def _rows(
     }
     for phase in PHASES:
         base, umim = (statistics.median(side) for side in zip(*seconds[phase], strict=True))
-        if not (base > 0 and umim > 0):
-            raise EvaluationError("a run must take time", (base, umim), "Time longer prompts.")
+        rule, took = "a run must take time", min(base, umim) > 0
+        require(took, EvaluationError, rule, (base, umim), "Time longer prompts.")
         ratios = [b / u for b, u in seconds[phase]]
         low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75]).tolist()
         place = 0 if phase == "prefill" else -1

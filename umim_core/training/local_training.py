@@ -104,13 +104,8 @@ def _split(shards: TokenFiles, length: int, folder: Path) -> None:
     rows = len(shards) // length
     held_out = min(_MOST_HELD_OUT, max(1, rows // _HELD_OUT))
     trained = rows - 2 * held_out
-    require(
-        trained >= 1,
-        CorpusError,
-        f"training needs at least three rows of {length} tokens, two of them held out",
-        rows,
-        "Give more text or a smaller --segment-length.",
-    )
+    rule = f"training needs at least three rows of {length} tokens, two of them held out"
+    require(trained >= 1, CorpusError, rule, rows, "Give more text or a smaller --segment-length.")
     borders = (0, trained, trained + held_out, rows)
     for split, start, stop in zip(SPLITS, borders, borders[1:], strict=False):
         ids = shards[start * length : stop * length]

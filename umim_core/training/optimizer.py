@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from umim_core.config.recipe import DistillConfig, TrainConfig
-from umim_core.errors import ArtifactError, ConfigError
+from umim_core.errors import ArtifactError, require
 from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.training.loss import BatchLoss
 
@@ -38,8 +38,8 @@ class RowAdamW:
     Source: AdamW; torch's SparseAdam, which counts steps for all rows together.
     """
 
-    def __init__(self, table: nn.Parameter, betas: tuple[float, float]) -> None:
-        self._table, self._betas = table, betas
+    def __init__(self, table: nn.Parameter) -> None:
+        self._table = table
         self._state = {
             "exp_avg": torch.zeros_like(table, requires_grad=False),
             "exp_avg_sq": torch.zeros_like(table, requires_grad=False),
@@ -69,7 +69,7 @@ class RowAdamW:
     @torch.no_grad()
     def step(self, rows: Tensor, gradient: Tensor, learning_rate: float) -> None:
         """Move some rows [U] (int64), different ones, by their gradient [U, d]."""
-        first, second = self._betas
+        first, second = BETAS
         means, squares, counts = self._state.values()
         mean = means[rows].lerp_(gradient, 1.0 - first)
         square = squares[rows].lerp_(gradient * gradient, 1.0 - second)
@@ -86,12 +86,10 @@ class RowAdamW:
     def load(self, tensors: dict[str, Tensor]) -> None:
         for name, value in self._state.items():
             tensor = tensors.get(f"optimizer.rows.{name}")
-            if tensor is None or tensor.shape != value.shape:
-                shape = None if tensor is None else tuple(tensor.shape)
-                raise ArtifactError(
-                    "a resume state must fit its rule rows", f"{name}: {shape}", _AFRESH
-                )
-            value.copy_(tensor)
+            shape = None if tensor is None else tuple(tensor.shape)
+            rule = "a resume state must fit its rule rows"
+            require(shape == value.shape, ArtifactError, rule, f"{name}: {shape}", _AFRESH)
+            value.copy_(tensors[f"optimizer.rows.{name}"])
 
 
 class Strategy(Protocol):
@@ -151,7 +149,7 @@ class AdamWStrategy:
         self._parameters = parameters(self._optimizer)
         self._model = objective if wrapped is None else wrapped
         rows = rule_rows(objective)
-        self._rows = None if rows is None else RowAdamW(rows[1].table, BETAS)
+        self._rows = None if rows is None else RowAdamW(rows[1].table)
         self._row_rate = config.row_rate if isinstance(config, DistillConfig) else 1.0
 
     def loss(self, indices: Sequence[int]) -> BatchLoss:
@@ -220,12 +218,6 @@ def linear_warmup_decay(step: int, total_steps: int, warmup_fraction: float = 0.
 
     Source: paper, "Optimization and Distributed Training" (10 % warm-up, linear decay).
     """
-    if total_steps < 1 or not 0.0 <= warmup_fraction < 1.0:
-        raise ConfigError(
-            "a schedule needs at least one step and a warm-up fraction in [0, 1)",
-            f"{total_steps} steps, fraction {warmup_fraction}",
-            "Raise the steps or lower the fraction.",
-        )
     warmup = math.ceil(warmup_fraction * total_steps)
     if step < warmup:
         return (step + 1) / warmup

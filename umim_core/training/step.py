@@ -31,7 +31,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.shape import BackboneShape
 from umim_core.backbone.split import with_held_weights
 from umim_core.config.form import ModuleForm
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import CorpusError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.merged_trunk import MergedTrunk, unit_states
 from umim_core.merging.module import MergeModule
@@ -128,10 +128,8 @@ class DistillModel(nn.Module):
             parts = MergedTrunk.of(student, merged_model.merge_depth, self.module.adapters)
             self._trunk = PackedTrunk(parts.upper)
             self._lower = None if parts.lower is None else PackedTrunk(parts.lower)
-        if micro_batch is not None and micro_batch < 1:
-            raise ConfigError("micro_batch must be at least 1", micro_batch, "Leave it out.")
-        default = MICRO_BATCH["cpu" if backbone.device.type == "cpu" else "gpu"]
-        self._micro_batch = default if micro_batch is None else micro_batch
+        kind = "cpu" if backbone.device.type == "cpu" else "gpu"
+        self._micro_batch = micro_batch or MICRO_BATCH[kind]
 
     @property
     def backbone(self) -> Backbone:
@@ -150,12 +148,9 @@ class DistillModel(nn.Module):
         distributed run takes part in the gradient exchange.
         """
         limit, longest = self.backbone.max_positions, max(map(len, rows), default=0)
-        if limit is not None and longest > limit:
-            raise CorpusError(
-                f"rows must fit the backbone's {limit} positions",
-                f"{longest} tokens",
-                "Use shorter segments.",
-            )
+        rule = f"rows must fit the backbone's {limit} positions"
+        fits = limit is None or longest <= limit
+        require(fits, CorpusError, rule, f"{longest} tokens", "Use shorter segments.")
         packed = pack_rows(rows, segmentations)  # on the host, which then need not wait for a GPU
         leaf, leaves, sources = None, self._trained(), self._trained()
         if self._lower is None:

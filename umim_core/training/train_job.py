@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
-import torch.distributed as dist
 from torch import nn
 
 from umim_core.adaptation.choices import encode_questions
@@ -33,12 +30,10 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import PAPER_FORM, ModuleForm
 from umim_core.config.recipe import Device, DistillConfig, PreferenceConfig, TrainConfig
-from umim_core.errors import ArtifactError, BackboneError, ConfigError, require
+from umim_core.errors import BackboneError, ConfigError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import with_rows_of
-from umim_core.mining.counting import thread_count
-from umim_core.progress import duration, leave_note
-from umim_core.progress import logger as progress_logger
+from umim_core.progress import leave_note
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json
@@ -116,13 +111,6 @@ def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> MergedMo
 def start_of(job: TrainJob, backbone: Backbone) -> MergedModel | Control:
     """Return what a job trains, as it is before the first step."""
     if job.control is not None:
-        require(
-            isinstance(job.config, PreferenceConfig),
-            ConfigError,
-            "a control must be trained by preference",
-            f"{job.control} by distillation",
-            "Without merges the distillation loss is at its least from the start.",
-        )
         return fresh_control(job.control, backbone, job.seed)
     if job.rules is None:
         raise ConfigError("a merge module must have rules", None, "Mine some, or name a control.")
@@ -151,9 +139,7 @@ def make_objective(
             copy_rows=config.copy_rows,
             batch_size=per_rank,
         )
-    if job.prompt is None:
-        raise ConfigError("preference training must have a prompt", None, "Name the task's.")
-    form = QuestionForm(job.prompt, job.delimiter)
+    form = QuestionForm(job.prompt or "", job.delimiter)
     questions, held_out = (
         encode_questions(read_questions(path), model.backbone.encode, form, job.max_tokens)
         for path in (job.train, job.valid)
@@ -185,17 +171,11 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     dtype = config.backbone_dtype(job.device)
     backbone = load_backbone(job.backbone, revision=job.revision, dtype=dtype, device=job.device)
     most = backbone.max_positions
-    require(
-        most is None or job.max_tokens <= most,
-        ConfigError,
-        f"rows must have at most {most} tokens, the positions of {job.backbone}",
-        job.max_tokens,
-        "Lower the segment length, or max_tokens of an adaptation.",
-    )
+    rule = f"rows must have at most {most} tokens, the positions of {job.backbone}"
+    remedy = "Lower the segment length, or max_tokens of an adaptation."
+    require(most is None or job.max_tokens <= most, ConfigError, rule, job.max_tokens, remedy)
     start = start_of(job, backbone)
     objective = make_objective(job, start)
-    if not job.use_gpu:
-        warn_of_idle_cores()
     say("measuring before the first step")
     result = train(
         objective,
@@ -204,7 +184,6 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
         seed=job.seed,
         state_dir=job.state,
         on_step=step_reporter(job.state),
-        on_plan=partial(_tell_plan, config),
     )
     _require_untouched(backbone, job.state)
     if not is_first:
@@ -253,21 +232,6 @@ def _require_untouched(backbone: Backbone, state: Path) -> None:
         )
 
 
-def warn_of_idle_cores() -> None:
-    """Say so where OMP_NUM_THREADS leaves cores idle for hours.
-
-    Ray gives its workers a thread each whether or not it is set; they are the ones in a group.
-    """
-    limit, cores = os.environ.get("OMP_NUM_THREADS", ""), thread_count(None)
-    if limit.isdecimal() and int(limit) < cores and not dist.is_initialized():
-        logger.warning(
-            "training computes with at most %s thread(s) where this machine has %d cores for it; "
-            "unset OMP_NUM_THREADS to use them",
-            limit,
-            cores,
-        )
-
-
 def step_reporter(state: Path) -> Callable[[Progress, int], None]:
     """Return what rank 0 calls after each step: a note for the driver's bar, a log line in ten."""
     points: dict[str, tuple[int, float]] = {}
@@ -286,25 +250,6 @@ def step_reporter(state: Path) -> Callable[[Progress, int], None]:
     return report
 
 
-def _tell_plan(config: TrainConfig, steps: int, validations: int, seconds: float | None) -> None:
-    """Say before the first step what is planned, and the time that it will take.
-
-    A step reads a batch by the base model and by UMIM, and goes back through the latter: one and a
-    half times what the validation of as many rows takes. The later lines count what was measured.
-    """
-    line = (
-        f"{steps:,} steps of {config.batch_size} rows and {validations} validations of at most "
-        f"{config.validation_rows} rows"
-    )
-    if seconds is not None:
-        step = 1.5 * seconds * config.batch_size / config.validation_rows
-        line += (
-            f": about {step:.2g} s a step and {seconds:.2g} s a validation, "
-            f"{duration(steps * step + validations * seconds)} in all"
-        )
-    progress_logger.info("%s", line)
-
-
 def read_curve(out: Path) -> list[dict[str, float]]:
     lines = (out / CURVE).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
@@ -312,6 +257,4 @@ def read_curve(out: Path) -> list[dict[str, float]]:
 
 def read_summary(out: Path) -> dict[str, float]:
     summary = read_json(out / _SUMMARY)
-    if not isinstance(summary, dict):
-        raise ArtifactError(f"{out}/{_SUMMARY} must be a mapping", summary, "Train it again.")
     return {name: float(value) for name, value in summary.items() if isinstance(value, int | float)}

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from umim_core.config.recipe import TrainConfig
 from umim_core.errors import CorpusError, NumericalError, require
+from umim_core.progress import duration
+from umim_core.progress import logger as progress_logger
 from umim_core.training.objectives import Objective
 from umim_core.training.optimizer import Strategy, linear_warmup_decay
 from umim_core.training.train_ranks import rank_and_world, sum_over_ranks
@@ -46,21 +48,18 @@ def train(
     seed: int,
     state_dir: Path,
     on_step: Callable[[Progress, int], None] | None = None,
-    on_plan: Callable[[int, int, float | None], None] | None = None,
 ) -> TrainResult:
     """Train until the steps are used up or patience is lost, resuming where a state exists.
 
     ``config`` has the global batch size; ``seed`` decides the data order; ``state_dir`` is shared
     by all ranks. On rank 0 ``on_step`` is called after each step with the progress and the planned
-    steps, and ``on_plan`` before the first step of this call, with the planned steps left, the
-    validations that they take and the seconds of the first one; None where a resumed run needs none
-    at its start. The best weights are the same on every rank.
+    steps. The best weights are the same on every rank.
     """
-    if objective.num_items < 1:
-        raise CorpusError("training needs at least one row", 0, "Give more text or shorter rows.")
+    rule = "training needs at least one row"
+    require(objective.num_items > 0, CorpusError, rule, 0, "Give more text or shorter rows.")
     total = planned_steps(config, objective.num_items)
     progress, best = resume(objective, strategy, state_dir)
-    seconds = None
+    is_first, seconds = rank_and_world()[0] == 0, None
     if not progress.curve:
         objective.begin()
         began = time.perf_counter()
@@ -68,10 +67,8 @@ def train(
         seconds = time.perf_counter() - began
         if objective.start:  # it may have taken as long as an epoch
             save(objective, strategy, state_dir, progress, best)
-    if on_plan is not None and rank_and_world()[0] == 0:
-        every = config.validate_every
-        validations = math.ceil(total / every) - progress.step // every
-        on_plan(total - progress.step, validations, seconds)
+    if is_first:
+        _tell_plan(config, total, progress.step, seconds)
     while not progress.finished:
         _step(objective, strategy, config, progress, seed, total)
         last = progress.step >= total
@@ -81,15 +78,33 @@ def train(
         _require_merges(objective, config, progress)
         if progress.finished or progress.step % config.checkpoint_every == 0:
             save(objective, strategy, state_dir, progress, best)
-        if on_step is not None and rank_and_world()[0] == 0:
+        if on_step is not None and is_first:
             on_step(progress, total)
-    if not best:
-        raise NumericalError(
-            "the validation score must be finite at least once",
-            f"{progress.step} steps without one",
-            _LOWER_RATE,
-        )
+    rule, value = "the validation score must be finite at least once", f"{progress.step} steps"
+    require(bool(best), NumericalError, rule, f"{value} without one", _LOWER_RATE)
     return TrainResult(best, progress)
+
+
+def _tell_plan(config: TrainConfig, total: int, done: int, seconds: float | None) -> None:
+    """Say before the first step what is planned, and the time that it will take.
+
+    ``seconds`` are those of the first validation; None where a resumed run needs none. A step reads
+    a batch by the base model and by UMIM, and goes back through the latter: one and a half times
+    what the validation of as many rows takes. The later lines count what was measured.
+    """
+    steps = total - done
+    validations = math.ceil(total / config.validate_every) - done // config.validate_every
+    line = (
+        f"{steps:,} steps of {config.batch_size} rows and {validations} validations of at most "
+        f"{config.validation_rows} rows"
+    )
+    if seconds is not None:
+        step = 1.5 * seconds * config.batch_size / config.validation_rows
+        line += (
+            f": about {step:.2g} s a step and {seconds:.2g} s a validation, "
+            f"{duration(steps * step + validations * seconds)} in all"
+        )
+    progress_logger.info("%s", line)
 
 
 def planned_steps(config: TrainConfig, num_items: int) -> int:
@@ -142,14 +157,9 @@ def _step(
     if not math.isfinite(norm):  # the weights were left alone
         progress.skipped += 1
         progress.curve.append({"step": progress.step, "skipped": 1.0})
-        require(
-            progress.skipped <= config.max_skipped_steps,
-            NumericalError,
-            f"at most {config.max_skipped_steps} steps may have a loss or gradient that is not "
-            "finite",
-            progress.skipped,
-            _LOWER_RATE,
-        )
+        most = config.max_skipped_steps
+        rule = f"at most {most} steps may have a loss or gradient that is not finite"
+        require(progress.skipped <= most, NumericalError, rule, progress.skipped, _LOWER_RATE)
         return
     row = {
         "step": progress.step,
@@ -167,13 +177,9 @@ def _require_merges(objective: Objective, config: TrainConfig, progress: Progres
     """Refuse a run that has met no merge where one epoch, or the run, is over."""
     seen = min(progress.step * config.batch_size, objective.num_items)
     if seen == objective.num_items or progress.finished:
-        require(
-            bool(progress.skipped) or any(row.get(objective.weight_name) for row in progress.curve),
-            CorpusError,
-            "training needs rows with at least one merge",
-            f"none in {seen} rows",
-            "Lower tau, or use other rules.",
-        )
+        met = progress.skipped or any(row.get(objective.weight_name) for row in progress.curve)
+        rule, value = "training needs rows with at least one merge", f"none in {seen} rows"
+        require(bool(met), CorpusError, rule, value, "Lower tau, or use other rules.")
 
 
 def _finite(row: dict[str, float]) -> dict[str, float]:
@@ -186,12 +192,8 @@ def _validate(
     rank, world = rank_and_world()
     share = objective.validation_sums(rank, world, config.validation_rows)
     weight, *sums = sum_over_ranks(share)
-    if not weight:
-        raise CorpusError(
-            "validation needs rows with at least one merge",
-            "none",
-            "Lower tau, or give more validation text.",
-        )
+    rule = "validation needs rows with at least one merge"
+    require(weight > 0, CorpusError, rule, "none", "Lower tau, or give more validation text.")
     names = objective.metric_names
     metrics = {name: value / weight for name, value in zip(names, sums, strict=True)}
     row = {f"valid_{name}": value for name, value in metrics.items()}

@@ -78,13 +78,9 @@ def parameters_of(module: nn.Module) -> dict[str, Tensor]:
 def load_parameters(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Put weights back that :func:`parameters_of` returned."""
     weights = parameters_of(module)
-    require(
-        {k: v.shape for k, v in weights.items()} == {k: v.shape for k, v in tensors.items()},
-        ArtifactError,
-        "a resume state must fit its module",
-        sorted(tensors),
-        "Remove the partial directory to start this stage afresh.",
-    )
+    known, found = ({k: v.shape for k, v in part.items()} for part in (weights, tensors))
+    rule, remedy = "a resume state must fit its module", "Remove the partial directory."
+    require(known == found, ArtifactError, rule, sorted(tensors), remedy)
     for name, value in weights.items():
         value.copy_(tensors[name])
 
@@ -148,25 +144,17 @@ def commit(state: Path, world: int) -> None:
 
 def _require_ranks(state: Path, world: int) -> None:
     expected = {f"rank-{rank}.{ending}" for rank in range(world) for ending in _ENDINGS}
-    missing = sorted(expected.difference(payload_files(state)))
-    require(
-        not missing,
-        ArtifactError,
-        f"{state} must hold the files of all {world} ranks",
-        f"none of the name {', '.join(missing)}",
-        "Workers must share the artifact root; run the same command again.",
-    )
+    missing = ", ".join(sorted(expected.difference(payload_files(state))))
+    rule = f"{state} must hold the files of all {world} ranks"
+    remedy = "Workers must share the artifact root; run the same command again."
+    require(not missing, ArtifactError, rule, f"none of the name {missing}", remedy)
 
 
 def _check(state: Path, world: int) -> None:
-    manifest = read_manifest(state, kind="train-state", schema=STATE_SCHEMA)
-    require(
-        manifest.get("world") == world,
-        ArtifactError,
-        f"{state} must be the state of {world} ranks",
-        manifest.get("world"),
-        "Train with as many workers as before, or go on from the start.",
-    )
+    ranks = read_manifest(state, kind="train-state", schema=STATE_SCHEMA).get("world")
+    rule = f"{state} must be the state of {world} ranks"
+    remedy = "Train with as many workers as before, or go on from the start."
+    require(ranks == world, ArtifactError, rule, ranks, remedy)
     _require_ranks(state, world)
 
 

@@ -19,7 +19,7 @@ from tasks.training.strategies import make_strategy
 from tasks.training.train_worker import run_worker
 from umim_core.adaptation.control import load_control, read_record
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.config.recipe import DistillConfig, PreferenceConfig
+from umim_core.config.recipe import PreferenceConfig
 from umim_core.errors import ConfigError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.training import train_job
@@ -138,9 +138,7 @@ def test_two_ranks_train_the_control_of_one(job: TrainJob, kind: str, tmp_path: 
         torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
 
 
-def test_a_control_is_trained_by_preference_alone(job: TrainJob, tiny_llama: Backbone) -> None:
-    with pytest.raises(ConfigError, match="must be trained by preference"):
-        start_of(replace(job, control="lora", config=DistillConfig(max_steps=1)), tiny_llama)
+def test_what_is_no_start_is_refused(job: TrainJob, tiny_llama: Backbone) -> None:
     with pytest.raises(ConfigError, match="a merge module must have rules"):
         start_of(job, tiny_llama)
     with pytest.raises(ConfigError, match="Did you mean 'input-adapter'"):

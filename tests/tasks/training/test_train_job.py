@@ -137,5 +137,5 @@ def test_preferences_are_measured_with_the_positions_given(
 def test_questions_need_the_prompt_of_their_task(job: TrainJob, tiny_llama: Backbone) -> None:
     job = replace(job, config=PreferenceConfig(max_steps=1))
     model = start_model(job, tiny_llama, Matcher(RuleSet.from_spans([(1, 2)])))
-    with pytest.raises(ConfigError, match="must have a prompt"):
+    with pytest.raises(ConfigError, match="the prompt must hold the field"):
         make_objective(job, model)

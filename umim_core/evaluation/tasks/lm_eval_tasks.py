@@ -1,10 +1,6 @@
 """Tasks for lm-eval: the paper's on data of lm-eval's own, those of ``task_sets``; their runs.
 
-    lm_eval --model umim --tasks umim_ruler_4k --include_path "$(umim path --tasks)"
-
-The paper's have other metrics, longer or more answers.
-
-A YAML file of this folder names such a task. ``stock`` is the file of lm-eval's task under
+A YAML file of this folder names a task of the paper. ``stock`` is the file of lm-eval's task under
 ``lm_eval/tasks`` that it starts from, ``text_metrics`` names metrics of generated texts; all other
 fields are lm-eval's and win over those of the stock task::
 
@@ -23,11 +19,8 @@ of its prompt alone. With K answers::
                                  -(log p(prompt) + log p(answer_k | prompt)) / (T + n_k)
 
 The first term is common to all answers; it weighs lengths. Both are scored as the model's mode
-merges: under ``merge=prompt`` the prompt that answers follow is compressed, while its own
-likelihood is that of raw tokens.
-
-A generation task of ``task_sets`` that is longer than the backbone was trained for asks the model
-nothing, and each of its figures is the text ``not run: context``.
+merges: under ``merge=prompt`` the prompt that answers follow is compressed, its own likelihood is
+that of raw tokens.
 
 Source: paper, "Multiple-Choice QA": "concatenate the task prompt, question, and candidate into one
 sequence and compute its length-normalized negative log-likelihood".
@@ -151,9 +144,7 @@ Scored = tuple[float, bool, int]  # log-probability, whether greedy decoding giv
 class SequenceTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
     """A multiple-choice task that reports ``acc_seq`` beside lm-eval's accuracies.
 
-    Attributes:
-        tokenizer: Counts tokens; where it is None, that of the model which lm-eval's command names
-            is loaded.
+    Its ``tokenizer`` counts tokens; None is that of the model which lm-eval's command names.
     """
 
     @one_line_errors()
@@ -263,7 +254,11 @@ def load_splits(task: TaskSet, task_data: str | None = None, **metadata: object)
 
 
 class GenerationTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
-    """A generation task; all but its name is in its ``GenerationSet``."""
+    """A generation task; all but its name is in its ``GenerationSet``.
+
+    One that is longer than the backbone was trained for asks the model nothing, and each of its
+    figures is the text ``not run: context``.
+    """
 
     @one_line_errors()
     def __init__(self, config: dict[str, Any]) -> None:
