@@ -115,8 +115,8 @@ def train_measured(job: Report) -> dict[str, bool]:
         MergedModel(backbone, module, Matcher(RuleSet.load(data / "rules"))),
         TokenRows.load(data / "train", 0),
         TokenRows.load(data / "valid", 0),
+        config,
         bf16=config.bf16,
-        micro_batch=config.micro_batch,
         batch_size=config.batch_size // world,
     )
     watch = Watch(make_strategy(job["strategy"], objective, config))

@@ -18,11 +18,10 @@ WEIGHTS = [[1, 0, 0, 0], [0.6, 0.4, 0, 0], [0.1, 0.5, 0.4, 0], [0.1, 0.2, 0.3, 0
 CONTEXT = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3])
 
 
-def held(weights: list[list[list[float]]], heads: int = 1) -> HeldColumns:
-    """The columns of a layer with so many key/value heads, given weights [A][W][L]."""
+def held(weights: list[list[list[float]]]) -> HeldColumns:
+    """The columns of a layer with one key/value head, given weights [A][W][L]."""
     attention = torch.tensor(weights)
-    columns = attention.shape[-1]
-    states = torch.zeros(heads, columns, 2)
+    states = torch.zeros(1, attention.shape[-1], 2)
     return HeldColumns(0, states, states, attention)
 
 
@@ -32,24 +31,6 @@ def held(weights: list[list[list[float]]], heads: int = 1) -> HeldColumns:
 )
 def test_half_are_heavy_hitters_and_half_are_new(budget: int, kept: list[int]) -> None:
     assert HeavyHitters().survivors(held([WEIGHTS]), budget).tolist() == [kept]
-
-
-def test_scores_accumulate_and_go_with_their_columns() -> None:
-    policy = HeavyHitters()
-    assert policy.survivors(held([WEIGHTS]), 3).tolist() == [[0, 2, 3]]  # 1.8, 0.7 and 0.4
-    step = held([[[0.0, 0.5, 0.1, 0.4]]])  # a c d and the new e: 1.8, 1.2, 0.5, 0.4
-    assert policy.survivors(step, 3).tolist() == [[0, 2, 3]]
-    step = held([[[0.0, 0.9, 0.0, 0.1]]])  # a d e and f: 1.8, 1.4, 0.4, 0.1
-    assert policy.survivors(step, 3).tolist() == [[0, 2, 3]]
-    step = held([[[0.0, 1.5, 0.3, 0.0]]])  # a e f and g: 1.8, 1.9, 0.4, 0.0 where b's would be
-    assert policy.survivors(step, 3).tolist() == [[1, 2, 3]]
-
-
-def test_heads_choose_for_themselves_and_query_heads_of_a_group_together() -> None:
-    b_twice = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]]
-    mild = [[1, 0, 0, 0], [0.9, 0.1, 0, 0], [0.9, 0, 0.1, 0], [0.9, 0, 0, 0.1]]
-    found = HeavyHitters().survivors(held([WEIGHTS, b_twice, WEIGHTS, mild], heads=2), 2)
-    assert found.tolist() == [[1, 3], [0, 3]]  # b has 4.1 against 2.8 of a
 
 
 class Recorded(HeavyHitters):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -12,21 +11,19 @@ from hypothesis import strategies as st
 
 from support.reduced_texts import WORDS, given, ids_of, word_backbone, word_classifier, word_encoder
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.ehpc import EHPC, find_evaluator_heads
 from umim_core.baselines.lexical_units import passages, phrases, sentences, token_texts, words
-from umim_core.baselines.llmlingua import LLMLingua
 from umim_core.baselines.llmlingua2 import LLMLingua2
 from umim_core.baselines.methods import (
     EvictedColumns,
     Ints,
+    Method,
     TargetReduction,
     Text,
     TokenReducer,
     reduce_tokens,
 )
 from umim_core.baselines.registry import BASELINES, find_baseline
-from umim_core.baselines.selective_context import SelectiveContext
-from umim_core.baselines.sentence_cosine import BackboneEncoder, SentenceCosine
+from umim_core.baselines.sentence_cosine import SentenceCosine
 from umim_core.baselines.truncation import Truncation
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.rules.matcher import Matcher
@@ -79,31 +76,34 @@ def test_the_longest_end_of_a_text_is_taken_whose_share_fits(
     assert stay == wanted.stays(len(ids))
 
 
-METHODS: dict[str, Callable[[Backbone], TokenReducer]] = {
-    "truncation": lambda backbone: Truncation(),
-    "selective-context": SelectiveContext,
-    "selective-context-phrase": lambda backbone: SelectiveContext(backbone, phrases),
-    "selective-context-sentence": lambda backbone: SelectiveContext(backbone, sentences),
-    "llmlingua": lambda backbone: LLMLingua(backbone, segment=25),
-    "llmlingua-published": lambda backbone: LLMLingua(backbone, 10, form="published"),
-    "llmlingua2": lambda backbone: LLMLingua2(
-        word_classifier(), backbone.require_tokenizer(), forced=("what?",)
-    ),
-    "sentence-cosine": lambda backbone: SentenceCosine(
-        BackboneEncoder(backbone), backbone.require_tokenizer()
-    ),
-    "cpc": lambda backbone: SentenceCosine(
-        word_encoder(backbone.require_tokenizer()), backbone.require_tokenizer()
-    ),
-    "ehpc": lambda backbone: EHPC(backbone, find_evaluator_heads(backbone)),
-}
+MERGING = ("-embedding", "-spans", "-neighbours")
+REDUCERS = [
+    name for name, each in BASELINES.items() if each.side == "prompt" and not name.endswith(MERGING)
+]
+RULES = Matcher(RuleSet.from_spans([(1, 2)]))
 
 
-@pytest.mark.parametrize("name", METHODS)
+def made(name: str, backbone: Backbone) -> Method:
+    """A baseline; the models of their own that some have are tiny ones."""
+    tokenizer = backbone.require_tokenizer()
+    if name == "llmlingua2":
+        return LLMLingua2(word_classifier(), tokenizer, forced=("what?",))
+    if name == "cpc":
+        return SentenceCosine(word_encoder(tokenizer), tokenizer)
+    return find_baseline(name).make(backbone, RULES)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # of evaluator heads
+
+
+@pytest.mark.parametrize("name", REDUCERS)
 def test_budgets_are_exact_protected_tokens_stay_and_repeats_agree(
     name: str, backbone: Backbone, rng: np.random.Generator
 ) -> None:
-    reducer = METHODS[name](backbone)
+    reducer = made(name, backbone)
+    assert isinstance(reducer, TokenReducer)
     for tokens in (1, 5, 90):  # the last is longer than the 64 positions
         ids = rng.integers(1, len(WORDS), tokens)
         for budget in sorted({1, tokens // 2 + 1}):
@@ -116,10 +116,11 @@ def test_budgets_are_exact_protected_tokens_stay_and_repeats_agree(
             assert reduce_tokens(reducer, text, budget).tolist() == found.tolist()
 
 
-def test_every_registered_reducer_is_in_the_matrix() -> None:
-    merging = {name for name in BASELINES if name.endswith(("-embedding", "-spans", "-neighbours"))}
-    prompt = {name for name, baseline in BASELINES.items() if baseline.side == "prompt"}
-    assert prompt - merging == set(METHODS)
+def test_a_method_has_the_side_that_its_entry_names() -> None:
+    backbone = word_backbone("llama")
+    for name, baseline in BASELINES.items():
+        on_cache = isinstance(made(name, backbone), EvictedColumns)
+        assert on_cache is (baseline.side == "cache"), name
 
 
 TEXTS = ["The", " cat", " sat", " on", " the", " mat", ".", " It", " slept", "."]
@@ -133,16 +134,6 @@ def test_units_are_those_of_the_worked_example() -> None:
     assert passages(blank_lines).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 2]
     tokenizer = word_backbone("llama").require_tokenizer()
     assert token_texts(ids_of("the cat slept. 42"), tokenizer) == ["the", " cat", " slept.", " 42"]
-
-
-@pytest.mark.parametrize("name", [name for name in BASELINES if BASELINES[name].own_model is None])
-def test_a_method_has_the_side_that_its_entry_names(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # of evaluator heads
-    rules = Matcher(RuleSet.from_spans([(1, 2)]))
-    method = find_baseline(name).make(word_backbone("llama"), rules)
-    assert isinstance(method, EvictedColumns) is (BASELINES[name].side == "cache")
 
 
 def test_an_unknown_name_lists_all() -> None:

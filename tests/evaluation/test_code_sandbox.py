@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from umim_core.errors import ConfigError, EvaluationError
+from umim_core.errors import EvaluationError
 from umim_core.evaluation.sandbox import code_sandbox
 from umim_core.evaluation.sandbox.code_sandbox import run_confined
 
@@ -253,13 +253,9 @@ for fd in range(3, 16):
         other.kill()
 
 
-def test_bounds_and_machines_without_confinement_are_refused(
+def test_machines_without_confinement_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"at least 1 CPU second.*got 0 s, 60\.0 s"):
-        run_confined("pass", seconds=0)
-    with pytest.raises(ConfigError, match=r"wall-clock time; got 10 s, 0\.0 s"):
-        run_confined("pass", wall_seconds=0.0)
     guard = Path(code_sandbox.__file__).with_name("sandbox_guard.py").read_text()
     for needed, missing, word in (
         ("444, 445, 446", "4440, 445, 446", "Landlock"),

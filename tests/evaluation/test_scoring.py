@@ -170,16 +170,6 @@ def model_score(backbone: Backbone, context: list[int], ending: list[int]) -> fl
     return float(scores.gather(1, torch.tensor(ending)[:, None]).sum())
 
 
-def test_truncated_contexts_have_as_many_tokens_as_umim_has_units(
-    umim: Scorer, tiny_llama: Backbone
-) -> None:
-    scorer = ReducedScorer(umim, Truncation())
-    found = [score.log_prob for score in scorer.score(REQUESTS, 2)]
-    assert (scorer.total.context_tokens, scorer.total.context_units) == (18, 10)
-    expected = [model_score(tiny_llama, CONTEXT[-5:].tolist(), e.tolist()) for e in ENDINGS]
-    assert found == pytest.approx(expected, abs=1e-4)
-
-
 def test_a_budget_is_of_equal_saving_where_layers_below_the_depth_read_every_token(
     umim: Scorer, tiny_llama: Backbone
 ) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval.tasks
-import numpy as np
 import pytest
 import torch
 from lm_eval.api.instance import Instance
@@ -16,7 +15,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from support.harness_files import write_data_set
-from tests.evaluation.conftest import byte_tokenizer, oracle_context, task_config
+from tests.evaluation.conftest import byte_tokenizer, task_config
 from umim_core.config.form import Merge
 from umim_core.errors import EvaluationError
 from umim_core.evaluation import tasks
@@ -405,16 +404,6 @@ def test_the_embedded_task_runs_through_lm_eval(
     assert result["questions"] == 3
     assert (result["token_reduction"] > 0) == (merge != "none")
     assert {"acc", "acc_norm", "acc_tok", "acc_stderr"} <= set(result)
-    if merge != "prompt":
-        return
-    model = UmimLM(str(checkpoint_path), dtype="float32", device="cpu")
-    hits = []
-    for row in rows:
-        prompt = f"{row['context']}\n\nSummary:"
-        pairs = [model._encode_pair(prompt, f" {choice}") for choice in row["choices"]]
-        means = [oracle_context(model.scorer.merged_model, *pair) / len(pair[1]) for pair in pairs]
-        hits.append(int(np.argmax(means)) == row["gold"])
-    assert evaluate_task(checkpoint_path, **options)["acc_tok"] == pytest.approx(np.mean(hits))
 
 
 def test_an_answer_of_acc_tok_may_be_given_as_an_index_or_a_text(model: UmimLM) -> None:

@@ -36,7 +36,6 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import PUBLISHED
 from umim_core.baselines.registry import find_baseline, own_model
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.form import Merge
 from umim_core.encodable import encoding_error
 from umim_core.errors import BackboneError, ConfigError, CorpusError, EvaluationError, require
 from umim_core.evaluation.comparison import compare_in_evaluate
@@ -151,8 +150,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     Args:
         checkpoint: Embedded name, directory, hub repository, or a loaded checkpoint; by default
             what ``UMIM_CHECKPOINT`` names, else ``default_checkpoint``.
-        merge: ``auto`` for what the checkpoint recommends, ``prompt`` (formerly ``context``),
-            ``all``, or ``none`` (None, as lm-eval reads it). A baseline takes ``prompt``.
+        merge: ``auto`` for what the checkpoint recommends, ``prompt``, ``all``, or ``none`` (None,
+            as lm-eval reads it). A baseline takes ``prompt``.
         backbone: Name or directory, if not the one that the checkpoint names; or a loaded one.
         revision: Hub revision of ``backbone``.
         dtype: ``published``, the default, as of ``--model hf``; ``auto`` for the fastest of the
@@ -191,7 +190,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def __init__(
         self,
         checkpoint: str | Path | Checkpoint | None = None,
-        merge: Merge | Literal["auto", "context"] | None = AUTO,
+        merge: AskedMerge | None = AUTO,
         backbone: str | Backbone | None = None,
         revision: str | None = None,
         dtype: str = PUBLISHED,
@@ -212,8 +211,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         roles: str | Sequence[Role] | None = None,
     ) -> None:
         named_roles = cast("list[Role]", roles.split("+")) if isinstance(roles, str) else roles
-        aliases: dict[str | None, Merge] = {None: "none", "context": "prompt"}
-        given = cast(AskedMerge, aliases.get(merge, merge))
+        given: AskedMerge = "none" if merge is None else merge
         rules_tr = target_tr if method is None else None
         check_rule_choice(budget, rules_tr)
         self.target = check_modes(  # before anything is read

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
     from umim_core.adaptation.choices import EncodedQuestion
-    from umim_core.backbone.backbone import Backbone
     from umim_core.checkpoint.checkpoint import Checkpoint
     from umim_core.config.form import Merge
     from umim_core.evaluation.harness import UmimLM
@@ -277,7 +276,6 @@ def evaluate_task(
     checkpoint: str | Path | Checkpoint | None = None,
     *,
     merge: Merge = "prompt",
-    backbone: str | Backbone | None = None,
     task: str = DEFAULT_TASK,
     data: Path | None = None,
     limit: int | None = None,
@@ -300,13 +298,9 @@ def evaluate_task(
         raise MissingExtraError(
             "task evaluation needs lm-eval", error.name, "pip install 'umim[eval]'"
         ) from error
-    loaded = load_tasks([task], {} if data is None else {"task_data": str(data)}).get(task)
-    if loaded is None or "acc" not in loaded.aggregation():
-        raise EvaluationError(
-            "the task must be multiple choice", task, "Name one that reports acc."
-        )
+    loaded = load_tasks([task], {} if data is None else {"task_data": str(data)})[task]
     model = UmimLM(
-        checkpoint, merge, backbone, dtype=dtype, device=device, batch_size=batch_size, raw_tail=0
+        checkpoint, merge, dtype=dtype, device=device, batch_size=batch_size, raw_tail=0
     ).sharing_contexts()
     questions = range(len(loaded.eval_docs))[:limit]
     scores, samples = score_range(model, loaded, questions)

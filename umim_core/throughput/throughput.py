@@ -311,7 +311,6 @@ def _rows(
         """Return the bytes that all rows hold, of columns per layer, pair and row [pairs, B]."""
         return round(cost.kv_bytes(float(of.sum(axis=1).mean())))
 
-    tokens = {"prefill": length * batch, "decode": steps, "request": (length + new) * batch}
     seconds = {
         "prefill": [(base.prefill, umim.prefill) for base, umim in pairs],
         "decode": [(base.decode, umim.decode) for base, umim in pairs],
@@ -323,20 +322,18 @@ def _rows(
         cost.decode_flops(cost.columns(raw_mean, unit_mean)) * steps,
     )
     both = reading[0] + decoding[0], reading[1] + decoding[1]
-    work = {"prefill": reading, "decode": decoding, "request": both}
     bounds = cost.prefill_bound(length, read), cost.decode_bound(raw_mean, unit_mean, batch)
     times = [statistics.median(base for base, _ in seconds[part]) for part in ("prefill", "decode")]
-    bound = {
-        "prefill": bounds[0],
-        "decode": bounds[1],
-        "request": sum(times) / (times[0] / bounds[0] + times[1] / bounds[1]),
-    }
-    reduction = {
-        "prefill": 1.0 - read / length,
-        "decode": 1.0 - unit_mean / raw_mean,
-        "request": 1.0 - float(units[..., -1].mean()) / float(raw[..., -1].mean()),
+    whole = sum(times) / (times[0] / bounds[0] + times[1] / bounds[1])
+    last = 1.0 - float(units[..., -1].mean()) / float(raw[..., -1].mean())
+    # Tokens, FLOPs of base and UMIM, largest speed-up, token reduction.
+    facts = {
+        "prefill": (length * batch, reading, bounds[0], 1.0 - read / length),
+        "decode": (steps, decoding, bounds[1], 1.0 - unit_mean / raw_mean),
+        "request": ((length + new) * batch, both, whole, last),
     }
     for phase in PHASES:
+        tokens, work, bound, reduction = facts[phase]
         base, umim = (statistics.median(side) for side in zip(*seconds[phase], strict=True))
         rule, took = "a run must take time", min(base, umim) > 0
         require(took, EvaluationError, rule, (base, umim), "Time longer prompts.")
@@ -351,18 +348,18 @@ def _rows(
             prompt_tokens=length,
             new_tokens=new,
             batch_size=batch,
-            token_reduction=reduction[phase],
+            token_reduction=reduction,
             base_seconds=base,
             umim_seconds=umim,
-            base_tokens_per_s=tokens[phase] / base,
-            umim_tokens_per_s=tokens[phase] / umim,
+            base_tokens_per_s=tokens / base,
+            umim_tokens_per_s=tokens / umim,
             speedup=median,
             speedup_low=low,
             speedup_high=high,
-            bound=bound[phase],
+            bound=bound,
             pairs=len(ratios),
-            base_flops_per_s=ceiling.check(f"base {where}", work[phase][0], base),
-            umim_flops_per_s=ceiling.check(f"UMIM {where}", work[phase][1], umim),
+            base_flops_per_s=ceiling.check(f"base {where}", work[0], base),
+            umim_flops_per_s=ceiling.check(f"UMIM {where}", work[1], umim),
             base_kv_bytes=held_bytes(raw[..., place]),
             umim_kv_bytes=held_bytes(columns[..., place]),
             base_peak_bytes=peaks[0],

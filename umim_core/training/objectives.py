@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores, preference_loss
+from umim_core.config.recipe import DistillConfig
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
@@ -29,7 +30,6 @@ from umim_core.training.train_ranks import rank_and_world, sum_over_ranks
 
 logger = logging.getLogger("umim.train")
 Split = Literal["train", "valid"]
-_AS_MERGED: Final[Mapping[str, float]] = {}
 _STREAM: Final = 0x6B696E64  # keeps these draws apart from those of the data order
 _LEAST: Final = 16  # tokens of a row that is cut in two
 PROMPT_STATES: Final = 96  # before a row's reply that have loss, at most
@@ -145,16 +145,14 @@ class DistillObjective(Objective):
         merged_model: MergedModel,
         train: TokenRows,
         valid: TokenRows,
+        config: DistillConfig,
         *,
         bf16: bool,
         batch_size: int,
-        micro_batch: int | None = None,
-        prompt_rows: float = 0.0,
-        copy_rows: float = 0.0,
     ) -> None:
         super().__init__()
-        self._kinds = {"prompt": prompt_rows, "copy": copy_rows}
-        self._model = DistillModel(merged_model, autocast=bf16, micro_batch=micro_batch)
+        self._kinds = {"prompt": config.prompt_rows, "copy": config.copy_rows}
+        self._model = DistillModel(merged_model, autocast=bf16, micro_batch=config.micro_batch)
         self._matcher = merged_model.require_matcher()
         self._train, self._valid = train, valid
         self.batch_size, self.num_items, self.num_valid = batch_size, len(train), len(valid)
@@ -167,7 +165,7 @@ class DistillObjective(Objective):
         return self._loss(self._train, indices, self._kinds)
 
     def _loss(
-        self, rows: TokenRows, indices: Sequence[int], kinds: Mapping[str, float] = _AS_MERGED
+        self, rows: TokenRows, indices: Sequence[int], kinds: Mapping[str, float]
     ) -> BatchLoss:
         batch = [training_row(rows, index, self._matcher, **kinds) for index in indices]
         loss: BatchLoss = self._model(
@@ -176,7 +174,7 @@ class DistillObjective(Objective):
         return loss
 
     def measured(self, indices: Sequence[int]) -> tuple[float, ...]:
-        loss = self._loss(self._valid, indices)
+        loss = self._loss(self._valid, indices, {})  # as rules merge
         return loss.weight, float(loss.total), float(loss.kl)
 
     def score(self, metrics: dict[str, float]) -> float:

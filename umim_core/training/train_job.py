@@ -133,10 +133,8 @@ def make_objective(
         return DistillObjective(
             model,
             *(TokenRows.load(Path(rows), job.max_tokens) for rows in (job.train, job.valid)),
+            config,
             bf16=config.bf16 and is_fast,
-            micro_batch=config.micro_batch,
-            prompt_rows=config.prompt_rows,
-            copy_rows=config.copy_rows,
             batch_size=per_rank,
         )
     form = QuestionForm(job.prompt or "", job.delimiter)
@@ -257,4 +255,5 @@ def read_curve(out: Path) -> list[dict[str, float]]:
 
 def read_summary(out: Path) -> dict[str, float]:
     summary = read_json(out / _SUMMARY)
+    assert isinstance(summary, dict)  # noqa: S101  as ``run_job`` wrote it
     return {name: float(value) for name, value in summary.items() if isinstance(value, int | float)}

@@ -157,7 +157,9 @@ def expected_first_moment(job: TrainJob, *, joint: bool) -> Tensor:
     module = Checkpoint.load(job.start).module.requires_grad_(True)
     rows = TokenRows.load(Path(job.train), WIDTH)
     model = MergedModel(backbone, module, Matcher(RuleSet.load(job.rules)))
-    objective = DistillObjective(model, rows, rows, bf16=False, batch_size=CONFIG.batch_size)
+    objective = DistillObjective(
+        model, rows, rows, CONFIG, bf16=False, batch_size=CONFIG.batch_size
+    )
     batch = batch_indices(SEED, 0, CONFIG.batch_size, ROWS)
     shares = [batch] if joint else [batch[0::2], batch[1::2]]
     losses = [objective(share) for share in shares]

@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from umim_core.errors import ConfigError, EvaluationError
+from umim_core.errors import EvaluationError, require
 from umim_core.store.scratch import scratch_folder
 
 _GUARD: Final = Path(__file__).with_name("sandbox_guard.py")
@@ -73,18 +73,10 @@ def run_confined(program: str, *, seconds: int = 10, wall_seconds: float = 60.0)
     CPU seconds include the interpreter's start; wall-clock seconds are many, as a busy machine must
     not fail right programs.
     """
-    if seconds < 1 or wall_seconds <= 0:
-        raise ConfigError(
-            "a program needs at least 1 CPU second and some wall-clock time",
-            f"{seconds} s, {wall_seconds} s",
-            "Raise the limits.",
-        )
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise EvaluationError(
-            "model-written code is run on Linux on x86-64 only, where the kernel can confine it",
-            f"{sys.platform} on {platform.machine()}",
-            "Evaluate elsewhere.",
-        )
+    machine = sys.platform, platform.machine()
+    rule = "model-written code is run on Linux on x86-64 only, where the kernel can confine it"
+    fits = machine == ("linux", "x86_64")
+    require(fits, EvaluationError, rule, " on ".join(machine), "Evaluate elsewhere.")
     nonce = secrets.token_hex(16)
     with scratch_folder(Path(tempfile.gettempdir()), "umim-sandbox") as folder:
         place, empty = folder / "program.py", folder / "empty"
@@ -92,12 +84,9 @@ def run_confined(program: str, *, seconds: int = 10, wall_seconds: float = 60.0)
         empty.mkdir()
         code, report = _run(place, empty, nonce, seconds=seconds, wall_seconds=wall_seconds)
     state, _, detail = report.partition(" ")
-    if state == "unconfined":
-        raise EvaluationError(
-            "limits, Landlock and a seccomp filter must be set before a model's code is run",
-            detail,
-            "Evaluate on Linux 5.13 or later, where containers allow Landlock and seccomp.",
-        )
+    rule = "limits, Landlock and a seccomp filter must be set before a model's code is run"
+    remedy = "Evaluate on Linux 5.13 or later, where containers allow Landlock and seccomp."
+    require(state != "unconfined", EvaluationError, rule, detail, remedy)
     if code is None:
         return Verdict(False, "timed out")
     if code == 0 and state == "confined" and detail == nonce:
