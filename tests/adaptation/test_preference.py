@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from support.merge_modules import give_rows
+from support.merged_models import answer_log_probs
 from support.tiny_models import random_backbone
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores, preference_loss
@@ -44,26 +45,6 @@ QUESTIONS = [
 MATCHER = Matcher(RuleSet.from_spans(RULES))
 
 
-def oracle_score(
-    context: np.ndarray, ending: np.ndarray, backbone: Backbone, module: MergeModule
-) -> torch.Tensor:
-    """One answer alone: embeddings concatenated by hand, the model's own causal forward."""
-    table = backbone.model.get_input_embeddings()
-    pieces, position = [], 0
-    tokens = context.tolist()
-    while position < len(tokens):
-        size = next((n for n in (4, 3, 2) if tuple(tokens[position : position + n]) in RULES), 1)
-        tokens_here = torch.tensor(tokens[position : position + size])
-        span, length = table(tokens_here), torch.tensor([size])
-        pieces.append(span if size == 1 else module(span[None], length, tokens_here[None]))
-        position += size
-    prompt_units = len(pieces)
-    pieces.append(table(torch.tensor(ending.tolist())))
-    logits = backbone.model(inputs_embeds=torch.cat(pieces)[None]).logits[0]
-    rows = logits[prompt_units - 1 : prompt_units - 1 + len(ending)].log_softmax(-1)
-    return rows.gather(1, torch.tensor(ending.tolist())[:, None]).mean()
-
-
 def oracle_loss(
     backbone: Backbone, policy: MergeModule, reference: MergeModule, beta: float
 ) -> torch.Tensor:
@@ -72,9 +53,11 @@ def oracle_loss(
     for question in QUESTIONS:
 
         def gain(ending: np.ndarray, question: EncodedQuestion = question) -> torch.Tensor:
-            with torch.no_grad():
-                fixed = oracle_score(question.context, ending, backbone, reference)
-            return oracle_score(question.context, ending, backbone, policy) - fixed
+            mine, fixed = (
+                answer_log_probs(MergedModel(backbone, module, MATCHER), question.context, ending)
+                for module in (policy, reference)
+            )
+            return mine.mean() - fixed.mean().detach()
 
         positive = gain(question.endings[question.gold])
         pairs = [

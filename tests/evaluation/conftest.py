@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -17,7 +16,6 @@ from support.merged_models import fresh_model
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.merging.merged_model import MergedModel
 
 # lm-eval is the `eval` extra.
 NEEDS_LM_EVAL = (
@@ -92,21 +90,6 @@ def save_backbone(directory: Path, seed: int = 0) -> Path:
     model.save_pretrained(directory)
     fast.save_pretrained(directory)
     return directory
-
-
-def oracle_context(merged_model: MergedModel, context: list[int], ending: list[int]) -> float:
-    """Merge the context by hand and run the model's own causal forward on the embeddings."""
-    backbone, module = merged_model.backbone, merged_model.require_module()
-    starts, lengths = merged_model.require_matcher().segment(np.array(context))
-    pieces = []
-    for start, length in zip(starts, lengths, strict=True):
-        span = backbone.embed(torch.tensor(context[start : start + length]))
-        pieces.append(span if length == 1 else module(span[None], torch.tensor([length])))
-    pieces.append(backbone.embed(torch.tensor(ending)))
-    with torch.no_grad():
-        logits = backbone.model(inputs_embeds=torch.cat(pieces)[None]).logits[0]
-    rows = logits[len(starts) - 1 : -1].double().log_softmax(-1)
-    return float(rows[torch.arange(len(ending)), torch.tensor(ending)].sum())
 
 
 @pytest.fixture(scope="session")

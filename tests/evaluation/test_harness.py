@@ -13,6 +13,7 @@ import pytest
 from lm_eval.models.huggingface import HFLM
 
 from support.engine_matrix import module_for
+from support.merged_models import answer_log_probs as behind
 from support.merged_models import fresh_model, placed
 from support.tiny_models import random_model, tiny_config
 from tests.evaluation.conftest import (
@@ -21,7 +22,6 @@ from tests.evaluation.conftest import (
     byte_tokenizer,
     generation,
     likelihoods,
-    oracle_context,
     rolling,
 )
 from umim_core import UMIM
@@ -167,7 +167,7 @@ def test_the_base_model_may_read_a_context_once_for_all_of_its_answers(build: Bu
 def test_context_mode_matches_the_context_alone(build: Build) -> None:
     model = build("prompt", 4)
     merged_model = model.scorer.merged_model
-    expected = [oracle_context(merged_model, *model._encode_pair(*pair)) for pair in SHORT]
+    expected = [float(behind(merged_model, *model._encode_pair(*pair)).sum()) for pair in SHORT]
     found = model.loglikelihood(likelihoods(SHORT))
     assert values(found) == pytest.approx(expected, abs=1e-4)
     assert model.realised["context_token_reduction"] > model.realised["token_reduction"] > 0
@@ -177,7 +177,7 @@ def test_context_mode_matches_the_context_alone(build: Build) -> None:
     starts, _ = merged_model.matcher.segment(context)
     assert len(context) > len(kept) > units == MAX_LENGTH - len(ending) + 1
     assert len(context) - len(kept) in starts.tolist()
-    expected = oracle_context(merged_model, kept.tolist(), ending.tolist())
+    expected = float(behind(merged_model, kept.tolist(), ending.tolist()).sum())
     [(found, _)] = model.loglikelihood(likelihoods(PAIRS[-1:]))
     assert found == pytest.approx(expected, abs=1e-4)
 

@@ -152,7 +152,6 @@ The backbone is a twin that they may change; its weights, which it shares, they 
 
 
 def find_control(kind: str) -> Callable[[Backbone], nn.Module]:
-    """Return how a control is put into a twin."""
     return look_up(CONTROLS, kind, "a control of adaptation", "A new one is an entry of CONTROLS.")
 
 

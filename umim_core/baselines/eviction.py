@@ -101,7 +101,6 @@ class PolicyCache:
         return read_behind(self.backbone, ids, self._cache, first, attention=weights)
 
     def _evict(self, budget: int, attention: Sequence[Tensor]) -> None:
-        """Keep the columns of every layer that the policy chooses after a forward."""
         for number, layer in enumerate(self._cache.layers):
             if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
                 raise EvaluationError(
@@ -206,7 +205,6 @@ class PolicyReader:
         """Generated tokens stay raw."""
 
     def gathered(self, places: Sequence[tuple[PolicyCache, int]]) -> PolicyCache:
-        """Return the columns of the only row."""
         return places[0][0]
 
     def begin(
@@ -218,7 +216,6 @@ class PolicyReader:
         shared: SharedPrefix[PolicyCache] | None,
         several: bool,
     ) -> tuple[PolicyCache, Tensor]:
-        """Read the prompt."""
         [self._prompt] = prompts.ids
         cache = PolicyCache(self.merged_model.backbone, self._policy)
         return cache, self._read(self._prompt, cache)
@@ -226,7 +223,6 @@ class PolicyReader:
     def feed(
         self, step: Advance, tokens: Ints, columns: PolicyCache, positions: Tensor | None
     ) -> Tensor:
-        """Read the token chosen last."""
         return self._read(tokens, columns)
 
     def _read(self, ids: Ints, cache: PolicyCache) -> Tensor:

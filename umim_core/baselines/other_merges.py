@@ -93,8 +93,6 @@ def cut_each(
 
 
 class RandomSpans(WholeTextSegmenter):
-    """Put the units of the rules into a random order."""
-
     def lengths(self, ids: Ints, of_rules: Ints) -> Ints:
         """Return the lengths [S] of the rules in an order that the ids [T] draw."""
         seed = hashlib.sha256(ids.tobytes()).digest()

@@ -151,7 +151,6 @@ BASELINES: Final[dict[str, Baseline]] = {
 
 
 def find_baseline(name: str) -> Baseline:
-    """Return the baseline of a name; an unknown one lists them."""
     return look_up(BASELINES, name, "a baseline", "A new one is an entry of umim_core/baselines.")
 
 

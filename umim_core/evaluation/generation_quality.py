@@ -53,7 +53,6 @@ class GenerationQuality:
 def generation_quality(
     rows: Sequence[Row], backbone: Backbone, references: Sequence[str], features: TextFeatures
 ) -> GenerationQuality:
-    """Measure texts by themselves, and against the continuations of their prompts."""
     texts = [row.ids for row in rows]
     decoded = [backbone.decode(list(text)) for text in texts]
     by_text, near = reference_similarity(decoded, references, features)

@@ -528,8 +528,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Write a chat by the template, and note where what may merge stands in it."""
-
         def render(chat: Chat, tools: Tools | None = None) -> str:
             history = [dict(message) for message in chat]
             return str(super(UmimLM, self).apply_chat_template(history, add_generation_prompt))

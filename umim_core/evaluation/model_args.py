@@ -179,7 +179,6 @@ def bars_are_hidden() -> bool:
 
 
 def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse names from ``--model_args`` that a function does not have."""
     known = list(inspect.signature(function).parameters)
 
     @wraps(function)

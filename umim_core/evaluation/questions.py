@@ -144,7 +144,6 @@ def question_set(source: QuestionSource) -> QuestionSet:
 
 
 def described(task: Task, digest: str) -> QuestionSet:
-    """Return what the questions of a loaded task are, of which a SHA-256 is given."""
     if not _generates(task):
         return QuestionSet(len(task.eval_docs), digest, _means(task))
     facts = task.get_config("metadata") or {}
@@ -352,7 +351,6 @@ class ChoiceScores:
 def score_choices(
     questions: Sequence[EncodedQuestion], merged_model: MergedModel, batch_size: int
 ) -> ChoiceScores:
-    """Score every answer of every question, so many questions a forward."""
     from umim_core.evaluation.scoring import Request, Scorer
 
     require(bool(questions), EvaluationError, "a task must have questions", "none", "Give some.")

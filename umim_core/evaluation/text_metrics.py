@@ -61,7 +61,6 @@ def substring_match(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, f
 
 
 def exact_match(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
-    """Return 1 if a text is a reference, both normalised, else 0."""
     references = [normalised(reference) for reference in row["references"]]
     return {"exact_match": sum(normalised(text) in references for text in texts) / len(texts)}
 
@@ -96,7 +95,6 @@ def pass_at_k(answers: int, right: int, k: int) -> float:
 
 
 def pass_figures(right: Sequence[bool]) -> dict[str, float]:
-    """Return pass@k by name, for every order that there are answers for."""
     orders = [k for k in PASS_ORDERS if k <= len(right)]
     return {f"pass@{k}": pass_at_k(len(right), sum(right), k) for k in orders}
 

@@ -43,7 +43,6 @@ class Window:
 def document_windows(
     pieces: Iterable[tuple[Ids, bool]], length: int, context: int = 0, lead: Sequence[int] = ()
 ) -> Iterator[Window]:
-    """Cut documents into windows; see above."""
     if length < 2:
         raise CorpusError("a window must hold at least two tokens", length, "Use 512.")
     room = length - len(lead)

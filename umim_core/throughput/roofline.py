@@ -104,7 +104,6 @@ def synchronize(device: torch.device) -> None:
 
 @torch.no_grad()
 def measure_peak(device: torch.device, dtype: torch.dtype) -> Roofline:
-    """Measure the best matrix product over a few sizes."""
     best = 0.0
     for size in _SIZES[device.type]:
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))

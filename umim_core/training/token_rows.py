@@ -74,11 +74,9 @@ class TokenRows:
         return int(self.replies[index]) if len(self.replies) else 0
 
     def segment(self, index: int, matcher: Matcher) -> Segmentation:
-        """Cut one row into units."""
         return segment_parts(matcher.segment, self.row(index), self.parts_of(index))
 
     def save(self, directory: Path) -> None:
-        """Write rows that were made of lists."""
         directory.mkdir(exist_ok=True)
         for name in _ARRAYS:
             save_array(directory / f"{name}.npy", getattr(self, name))

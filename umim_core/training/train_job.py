@@ -98,7 +98,6 @@ class TrainJob:
 
 
 def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> MergedModel:
-    """Return the model with the module that a job trains."""
     if job.start is None:
         module = fresh_module(backbone, matcher.rules, job.form, job.seed)
         return MergedModel(backbone, module, matcher)
@@ -109,7 +108,6 @@ def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> MergedMo
 
 
 def start_of(job: TrainJob, backbone: Backbone) -> MergedModel | Control:
-    """Return what a job trains, as it is before the first step."""
     if job.control is not None:
         return fresh_control(job.control, backbone, job.seed)
     if job.rules is None:
@@ -130,12 +128,12 @@ def make_objective(
         is_fast = computes_bfloat16(job.device)
         if not is_fast:
             logger.info("products are in float32: this processor has no instructions for bfloat16")
+        train_rows, valid_rows = (
+            TokenRows.load(Path(rows), job.max_tokens) for rows in (job.train, job.valid)
+        )
+        bf16 = config.bf16 and is_fast
         return DistillObjective(
-            model,
-            *(TokenRows.load(Path(rows), job.max_tokens) for rows in (job.train, job.valid)),
-            config,
-            bf16=config.bf16 and is_fast,
-            batch_size=per_rank,
+            model, train_rows, valid_rows, config, bf16=bf16, batch_size=per_rank
         )
     form = QuestionForm(job.prompt or "", job.delimiter)
     questions, held_out = (

@@ -76,7 +76,6 @@ def parameters_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def load_parameters(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put weights back that :func:`parameters_of` returned."""
     weights = parameters_of(module)
     known, found = ({k: v.shape for k, v in part.items()} for part in (weights, tensors))
     rule, remedy = "a resume state must fit its module", "Remove the partial directory."
@@ -159,7 +158,6 @@ def _check(state: Path, world: int) -> None:
 
 
 def newest_state(directory: Path, world: int) -> Path | None:
-    """Return the newest whole state of a run with as many ranks, or None."""
     for state in sorted(directory.glob("step-*"), reverse=True):
         try:
             _check(state, world)

@@ -154,7 +154,6 @@ class SequenceTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no 
         super().__init__(config=with_stock(config) | {"metric_list": metrics})
 
     def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
-        """Return a request per answer, and one of the prompt alone."""
         requests: list[Instance] = super().construct_requests(doc, ctx, **kwargs)
         prompt = ("", ctx.rstrip())  # blanks at its end belong to the answers
         alone = Instance("loglikelihood", doc, prompt, len(requests), kwargs["metadata"])
@@ -178,7 +177,6 @@ class SequenceTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no 
         return requests
 
     def process_results(self, doc: dict[str, Any], results: Sequence[Scored]) -> dict[str, float]:
-        """Return the metrics of a question."""
         *answers, (prompt, _, tokens) = results
         figures: dict[str, float] = super().process_results(doc, [answer[:2] for answer in answers])
         means = [(prompt + score) / (tokens + length) for score, _, length in answers]
@@ -212,7 +210,6 @@ class SpecTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no type
 
 
 def lm_eval_config(task: TaskSet) -> dict[str, Any]:
-    """Return a task as lm-eval's configuration."""
     return {
         "task": task.name,
         "custom_dataset": partial(load_splits, task),
@@ -267,7 +264,6 @@ class GenerationTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships n
 
 
 def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a task with its questions as lm-eval's configuration."""
     options, context = TaskOptions.read(metadata), task_context(metadata)
     metrics = find_metrics(task.metrics)
     runs = context is None or task.length <= context
@@ -327,7 +323,6 @@ def task_context(metadata: Mapping[str, object]) -> int | None:
 
 
 def task_tokenizer(metadata: Mapping[str, object]) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model that a task's metadata name; see `task_context`."""
     tokenizer = metadata.get("tokenizer")
     if isinstance(tokenizer, str):
         return load_tokenizer(tokenizer)
