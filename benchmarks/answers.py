@@ -241,7 +241,6 @@ def points(right: Sequence[bool], base: Sequence[bool]) -> dict[str, float | Non
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Answer all questions from every side."""
     umim = load(options, report)
     report |= {
         "form": umim.checkpoint.config.form(),

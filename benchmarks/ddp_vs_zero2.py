@@ -78,8 +78,6 @@ SIDES: Final = {  # strategy and workers
 
 
 class Watch:
-    """A strategy that times its steps."""
-
     def __init__(self, inner: Strategy) -> None:
         self._inner = inner
         self._began = 0.0
@@ -87,12 +85,10 @@ class Watch:
         self.seconds: list[float] = []
 
     def loss(self, indices: Sequence[int]) -> BatchLoss:
-        """Start the clock and run the objective."""
         self._began = time.perf_counter()
         return self._inner.loss(indices)
 
     def update(self, scaled: Tensor, learning_rate: float) -> float:
-        """Finish the step and stop the clock."""
         norm = self._inner.update(scaled, learning_rate)
         self.seconds.append(time.perf_counter() - self._began)
         return norm
@@ -154,7 +150,6 @@ def prepare(ids: NDArray[np.integer], folder: Path, options: argparse.Namespace)
 
 
 def launch(strategy: str, workers: int, job: Report, lease: ClusterLease) -> None:
-    """Train once, on one core per rank."""
     from benchmarks.ddp_vs_zero2 import train_measured  # workers import it by this name
 
     out = Path(job["out"])
@@ -223,7 +218,6 @@ def compare(runs: dict[str, list[Report]]) -> Report:
 
 
 def gates(report: Report) -> dict[str, Gate]:
-    """Return value, limit and verdict of every gate."""
     sides: dict[str, Any] = report["sides"]
     share = sides[ZERO2]["optimizer_bytes"] / sides[DDP]["optimizer_bytes"]
     halves = sides[ZERO2]["moment_bytes"] / sides[DDP]["moment_bytes"]

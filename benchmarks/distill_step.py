@@ -277,7 +277,6 @@ def memory(
 
 
 def measure_loss(shape: Shape, rounds: int) -> Report:
-    """Measure the loss alone on one shape."""
     sides = compare(loss_sides(shape), rounds)
     for name, figures in sides.items():
         figures |= fresh("distill_step", "memory", side=name, shape=astuple(shape))
@@ -329,7 +328,6 @@ def measure_precisions(batch: StepBatch, rounds: int) -> Report:
 
 
 def gates(report: Report) -> dict[str, Gate]:
-    """Return value, limit and verdict of every gate."""
     judged: dict[str, Gate] = {}
     precisions = report["step"]["precisions"]
     if report["on"] == "smollm2":
@@ -350,7 +348,6 @@ def gates(report: Report) -> dict[str, Gate]:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Measure the losses and the step of what was asked for."""
     rounds, rows = options.rounds, options.rows or ROWS[options.on]
     report |= {"on": options.on, "liger": liger_version(), "losses": {}}
     if options.on == "embedded":

@@ -163,7 +163,6 @@ def logits_error(subject: Subject, prompts: Ids, new_tokens: int) -> float:
 
 
 def measure(subject: Subject, config: BenchmarkConfig, roofline: Roofline | None = None) -> Report:
-    """Measure one backbone."""
     gated = [length for length in config.prompt_lengths if length >= PREFILL_FROM]
     length = min(gated or config.prompt_lengths)
     engines, errors = {}, {}
@@ -201,7 +200,6 @@ def compare_engines(subject: Subject, prompts: Ids, config: BenchmarkConfig) -> 
 
 
 def gates(report: Report) -> dict[str, Gate]:
-    """Return value, limit and verdict of every gate that applies."""
     gates: dict[str, Gate] = {}
     for backbone, measured in report["backbones"].items():
         for batch_size, sides in measured["engines"].items():
@@ -245,7 +243,6 @@ def equal(report: Report) -> bool:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Measure every backbone."""
     config = BenchmarkConfig(
         prompt_lengths=tuple(options.lengths),
         batch_sizes=tuple(options.batch_sizes),

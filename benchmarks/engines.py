@@ -127,7 +127,6 @@ class Running:
         return total
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request."""
         answer = httpx.post(self.url + path, json=body, timeout=_SECONDS)
         answer.raise_for_status()
         document = answer.json()
@@ -254,7 +253,6 @@ def time_pairs(server: Running, prompts: Sequence[Prompt]) -> list[list[Timed]]:
 
 
 def measure_server(engine: Engine, export: Path, prompts: Sequence[Prompt]) -> Report:
-    """Measure an engine's server."""
     with tempfile.TemporaryFile() as log, running(engine, export, log) as server:
         pairs = time_pairs(server, prompts)
         written = [server.greedy(prompt.merged, _TOKENS) for prompt in prompts]
@@ -306,7 +304,6 @@ def _about(name: str, label: str) -> Report:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Measure every engine that is installed."""
     servers = {n: e for n, e in SERVERS.items() if n in options.only and e.program.exists()}
     openvino = "openvino" in options.only and OPENVINO.exists()
     if not servers and not openvino:
@@ -339,7 +336,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 def gates(report: Report) -> dict[str, Gate]:
-    """Return value, limit and verdict of every gate."""
     gates = {"token reduction": at_least(report["token_reduction"], REDUCTION)}
     for engine in report["engines"].values():
         gates[f"{engine['name']}, CPU"] = at_least(engine["cpu"]["times"]["median"], SPEEDUP)
@@ -347,7 +343,6 @@ def gates(report: Report) -> dict[str, Gate]:
 
 
 def equal(report: Report) -> bool:
-    """Return whether every engine wrote what ours writes."""
     return all(engine["equal"] == engine["compared"] for engine in report["engines"].values())
 
 

@@ -64,7 +64,6 @@ def continuation(umim: UMIM, prompt: str, new_tokens: int, seed: int | None) -> 
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Generate, and measure attention and cosines."""
     umim = UMIM.from_pretrained(options.checkpoint, dtype="float32")
     names = ("checkpoint", "new_tokens")
     report |= {name: getattr(options, name) for name in names}

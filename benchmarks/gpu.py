@@ -427,7 +427,6 @@ def extra_bytes(run: Side, device: torch.device) -> int:
 
 
 def measure(options: argparse.Namespace, report: Report) -> None:
-    """Measure all parts."""
     sizes = TINY if options.tiny else Sizes()
     if not options.tiny and not torch.cuda.is_available():
         raise SystemExit("this needs a GPU, and torch sees none; --tiny runs on the processor")
@@ -452,7 +451,6 @@ def measure(options: argparse.Namespace, report: Report) -> None:
 
 
 def gates(report: Report) -> dict[str, Gate]:
-    """Return value, limit and verdict of every gate."""
     found = {"failed_settings_error": at_most(len(report["failed"]), 0)}
     for row in report["exactness"]:
         name = f"{row['dtype']} {row['merged']} {row['batch_size']} rows error"

@@ -206,7 +206,6 @@ def synthetic_rules(per_order: Sequence[int]) -> RuleSet:
 
 
 def gates(report: Report) -> dict[str, Gate]:
-    """Return value, limit and verdict of every gate."""
     gates: dict[str, Gate] = {}
     for name, measured in report["rule_sets"].items():
         of = name.replace(", ", "_").replace(" ", "_")

@@ -65,7 +65,6 @@ def spread_rows(
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Measure every checkpoint on the same rows."""
     models: dict[str, UMIM] = {}
     load_options: dict[str, object] = {"dtype": options.dtype, "device": options.device}
     load_options |= {} if options.backbone is None else {"backbone": options.backbone}

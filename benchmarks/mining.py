@@ -275,7 +275,6 @@ def on_ray(ids: str, tokens: int | None, tau: int, rounds: int) -> Report:
 
 
 def gates(report: Report) -> dict[str, Gate]:
-    """Return value, limit and verdict of every gate that applies."""
     times = {name: float(figures["median"]) for name, figures in report["ratios"].items()}
     sides, memory, ray = report["sides"], report["memory"], report["ray"]
     per_core = max(sides[name]["tokens_per_s"] / sides[name]["cores"] for name in (OURS, OURS_1))

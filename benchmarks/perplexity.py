@@ -120,7 +120,6 @@ def listing(subject: Subject, matcher: Matcher, row: NDArray[np.int64]) -> torch
 
 
 def gates(report: Report) -> dict[str, Gate]:
-    """Return value, limit and verdict of every gate that applies."""
     gates: dict[str, Gate] = {}
     for backbone, measured in report["backbones"].items():
         for name, limit in LIMITS.items():
@@ -142,7 +141,6 @@ def equal(report: Report) -> bool:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Measure every backbone on rows of text that its rules were not mined on."""
     report |= {"device": options.device, "length": options.length, "rows": options.rows}
     report["backbones"] = {}
     timed = options.rows * options.length

@@ -23,7 +23,6 @@ from umim_core.traffic.requests import Left, Piece, Request, read_requests
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Report on every kind of text alone."""
     tokenizer = load_tokenizer(options.tokenizer)
     data: Path = options.data
 

@@ -123,7 +123,6 @@ def measure(subject: Subject, shape: argparse.Namespace) -> Report:
 
 
 def gates(report: Report) -> dict[str, Gate]:
-    """Return value, limit and verdict of every gate."""
     gates: dict[str, Gate] = {}
     for name, measured in report["checkpoints"].items():
         gates[f"{name}_times"] = at_least(measured["times"]["median"], TIMES)
@@ -134,7 +133,6 @@ def gates(report: Report) -> dict[str, Gate]:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Measure every checkpoint on questions of one shape."""
     shape = ("device", "questions", "answers", "context", "ending")
     report |= {name: getattr(options, name) for name in shape}
     tokens = options.questions * (options.context + options.answers * options.ending)

@@ -65,7 +65,6 @@ SETS: Final = {  # new tokens, and what counts
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Answer every problem from every side."""
     # cuDNN plans attention anew for every length, and decoding has a new one at every token.
     torch.backends.cuda.enable_cudnn_sdp(False)
     umim = load(options, report)

@@ -125,7 +125,6 @@ class Benchmark:
         return close(report, options.out)
 
     def judge(self, report: Report) -> Report:
-        """Add the verdicts to what was measured."""
         if self.gates is not None:
             report["gates"] = self.gates(report)
             report["equal"] = self.equal(report)

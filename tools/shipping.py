@@ -84,7 +84,6 @@ class FinishedRun(Planner):
         self.site = site_of(root, recipe, ClusterLease(recipe.cluster, root))
 
     def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
-        """Find a stage."""
         spec = call.spec(self.site)
         place = self.site.root / spec.name / spec.key
         require(
@@ -375,7 +374,6 @@ def write_sums(assets: Path = ASSETS, sums: Path = SUMS) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Ship a checkpoint."""
     parser = argparse.ArgumentParser(prog="tools.shipping", description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", help="directory, as the run printed it")
     parser.add_argument("--recipe", default="smollm2", help="what was run")

@@ -37,7 +37,6 @@ MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write or check documents."""
     parser = argparse.ArgumentParser(prog="docs.make", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MAKERS)}; all")
     parser.add_argument("--check", action="store_true", help="write nothing")

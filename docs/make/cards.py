@@ -132,7 +132,6 @@ def _origin(rules: RuleSet) -> str:
 
 
 def adapted_card(name: str, results: Path) -> str:
-    """Return the card of an adapted checkpoint."""
     checkpoint = Checkpoint.load(name)
     noted, tau = checkpoint.config.training, checkpoint.rules.options.tau
     file = results / f"{noted['results']}.json"

@@ -14,8 +14,6 @@ RESULTS: Final = ROOT / "docs" / "results"
 
 @dataclass(frozen=True)
 class Document:
-    """A file that is made of others."""
-
     path: Path
     make: Callable[[], str]
     mark: str = ""
@@ -28,7 +26,6 @@ class Document:
         return text.endswith(self.mark) if self.mark else text == self.make()
 
     def write(self) -> None:
-        """Make the file anew."""
         self.path.write_text(self.make() + self.mark, encoding="utf-8")
 
 

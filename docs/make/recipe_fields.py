@@ -26,12 +26,10 @@ _BOUNDS: Final = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "l
 
 
 def documents() -> list[Document]:
-    """Return the page."""
     return [Document(ROOT / "docs" / "recipe-fields.md", page)]
 
 
 def page() -> str:
-    """Return the text of the page."""
     models = dict.fromkeys(
         model for root in (Recipe, TableRecipe, AdaptationRecipe) for model in _models(root)
     )

@@ -58,8 +58,6 @@ class AblationCell(Part):
 
 
 class AblationData(Part):
-    """A whole ablation."""
-
     kind: Literal["ablation"] = "ablation"  # tells the file apart from other results
     name: str  # of the recipe; files next to it begin with it
     description: str = ""
@@ -73,12 +71,10 @@ class AblationData(Part):
 
     @property
     def rows(self) -> tuple[ComparisonRow, ...]:
-        """The cells' rows of the comparison."""
         return tuple(cell.row for cell in self.cells)
 
 
 def read_ablation(artifact: Artifact) -> AblationData:
-    """Return the data of a finished stage."""
     name = str(artifact.manifest()["config"]["recipe"]["name"])
     return AblationData.model_validate_json((artifact.path / f"{name}.json").read_text("utf-8"))
 
@@ -158,7 +154,6 @@ def ablation_page(data: AblationData) -> str:
 
 
 def figure_svg(data: AblationData, name: str) -> str:
-    """Return a figure as an SVG file on white."""
     return svg_file(_draw(data.rows, name), f"{data.name}-{name}", FIGURES[name].title)
 
 

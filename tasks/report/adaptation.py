@@ -163,7 +163,6 @@ def comparisons(rows: list[Report]) -> Iterator[tuple[str, list[dict[str, object
 
 
 def _place(report: Report, place: Report) -> Report:
-    """Return what the page says of a backbone."""
     rows, chance = adaptation_rows(place), report.get("chance")
     controls = [row for row in rows if row["kind"] == CONTROL]
     guesses = chance is not None and (
@@ -179,7 +178,6 @@ def _place(report: Report, place: Report) -> Report:
 
 
 def adaptation_page(report: Report, figure: str = "adaptation.svg") -> str:
-    """Return the page in Markdown."""
     places = [_place(report, place) for place in report["backbones"]]
     rows = [row | {"backbone": place["backbone"]} for place in places for row in place["rows"]]
     points = [point for place in places for point in place["points"]]
@@ -228,7 +226,6 @@ def _most_rows(place: Report, setting: str) -> int:
 
 
 def adaptation_svg(report: Report) -> str:
-    """Return the figure as an SVG file."""
     places = report["backbones"]
     own = [adaptation_rows(place) for place in places]
     names = list(dict.fromkeys(row["setting"] for rows in own for row in rows))

@@ -77,8 +77,6 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes with lines."""
-
     lines: Sequence[Line] = ()
     axes: Mapping[str, Any] = field(default_factory=dict)  # title, labels, scales, limits, ticks
     # Heights of horizontal lines, with a colour's index; None: that of the text.

@@ -156,7 +156,6 @@ class ComparisonRow(BaseModel):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks that were scored, in order."""
         return tuple(dict.fromkeys(task for task, _ in self.scores))
 
     def deviations(self) -> tuple[str, ...]:
@@ -390,7 +389,6 @@ def _amount(config: Mapping[str, Any], evaluate: Mapping[str, Any]) -> str:
 
 
 def _notes(rows: Sequence[ComparisonRow], table: Table) -> str:
-    """Return the line below the table that explains its columns."""
     headings, cells = table.headings, [cell for row in table.rows for cell in row]
     unit_ends = f"unit ends, {STATES}" if "Top-1 states" in headings else "unit ends."
     sentences = (

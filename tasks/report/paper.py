@@ -172,7 +172,6 @@ class PrintedColumn(Model):
 
     @property
     def heading(self) -> str:
-        """Name with the unit."""
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
@@ -196,7 +195,6 @@ class Unsound(Model):
     reason: str
 
     def holds(self, row: tuple[Cell, ...], column: str) -> bool:
-        """Return whether it marks a figure."""
         return column in self.columns and any(row[: len(head)] == head for head in self.rows)
 
 
@@ -223,7 +221,6 @@ class PaperTable(Model):
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns."""
         return [column.name for column in self.columns]
 
     def marks(self, row: tuple[Cell, ...], column: str) -> list[int]:
@@ -252,7 +249,6 @@ class PaperPage:
 
 
 def paper_page(results: Path, folder: Path | None = None) -> PaperPage:
-    """Return the page."""
     tables = paper_tables() if folder is None else paper_tables(folder)
     overview = _overview(tables)
     shown_tables = [_section(table, results) for table in tables]
@@ -281,7 +277,6 @@ def _overview(tables: Sequence[PaperTable]) -> Table:
 
 
 def _measured(table: PaperTable) -> str:
-    """Return whether a table is measured here, in part, or not."""
     if table.kind == "configuration":
         return "in recipes"
     return ("in part" if table.not_run else "measured") if table.ours else "not run"

@@ -39,8 +39,6 @@ _PROSE: Final = re.compile(r"(?!\||#|<|>|- |---|```|!\[)")
 
 @dataclass(frozen=True)
 class Table:
-    """Cells with headings."""
-
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
@@ -233,7 +231,6 @@ def environment(folder: Path = TEMPLATES, *, html: bool = False) -> Environment:
 
 
 def page(template: str, report: Mapping[str, Any], folder: Path = TEMPLATES) -> str:
-    """Return a Markdown page."""
     return tidy(environment(folder).get_template(template).render(report, report=report))
 
 

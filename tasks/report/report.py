@@ -95,8 +95,6 @@ class ReportData(BaseModel):
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A drawn figure."""
-
     name: str
     title: str
     caption: str
@@ -105,12 +103,10 @@ class ReportFigure:
 
     @property
     def svg(self) -> Markup:
-        """The drawing as the HTML page holds it."""
         return Markup(svg(self.figure, self.name, self.title))  # noqa: S704  # our own drawing
 
 
 def draw_figures(data: ReportData) -> list[ReportFigure]:
-    """Draw every figure that the data has points for."""
     drawn = (
         *(_saving(data), _accuracy(data)),
         *(_losses(data.curves), _speed(data.throughput)),
