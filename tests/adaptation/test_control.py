@@ -156,18 +156,9 @@ def test_another_backbone_and_a_damaged_directory_are_refused(
     with pytest.raises(TokenizerMismatchError, match="tiny-llama must have the tokenizer"):
         load_control(tmp_path / "control", wrap_backbone(tiny_llama.model, None))
     path = tmp_path / "control" / "model.safetensors"
-    weights = load_file(path)
-    for changed, message in (
-        (weights | {"scale": torch.ones(3)}, "must hold the tensors"),
-        ({name: x for name, x in weights.items() if name != "scale"}, "must hold the tensors"),
-        (weights | {"scale": weights["scale"] * torch.nan}, "must hold finite weights"),
-    ):
-        save_file(changed, path)
-        with pytest.raises(ArtifactError):
-            load_control(path.parent, tiny_llama)
-        write_manifest(path.parent, kind=KIND, schema=SCHEMA, body={})  # that fits
-        with pytest.raises(CheckpointError, match=message):
-            load_control(path.parent, tiny_llama)
-    (path.parent / "manifest.json").unlink()
+    save_file(load_file(path) | {"scale": torch.ones(3)}, path)
     with pytest.raises(ArtifactError):
+        load_control(path.parent, tiny_llama)
+    write_manifest(path.parent, kind=KIND, schema=SCHEMA, body={})  # that fits
+    with pytest.raises(CheckpointError, match="must hold the tensors"):
         load_control(path.parent, tiny_llama)

@@ -16,7 +16,7 @@ needs it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,14 +144,13 @@ def question_set(source: QuestionSource) -> QuestionSet:
 
 
 def described(task: Task, digest: str) -> QuestionSet:
-    if not _generates(task):
-        return QuestionSet(len(task.eval_docs), digest, _means(task))
-    facts = task.get_config("metadata") or {}
-    limits: Limits = {
-        "new_tokens": task.get_config("generation_kwargs").get("max_gen_toks"),
-        "answers": task.get_config("repeats"),
-        **{name: facts[name] for name in ("context", "prompt_tokens") if name in facts},
-    }
+    facts, limits = task.get_config("metadata") or {}, Limits()
+    if _generates(task):
+        limits = {
+            "new_tokens": task.get_config("generation_kwargs").get("max_gen_toks"),
+            "answers": task.get_config("repeats"),
+            **{name: facts[name] for name in ("context", "prompt_tokens") if name in facts},
+        }
     if (reason := facts.get("not_run")) is not None:
         return QuestionSet(0, digest, (), reason, limits)
     return QuestionSet(len(task.eval_docs), digest, _means(task), None, limits)
@@ -254,15 +253,16 @@ def score_range(
     rows = next(iter(by_filter.values()))
     known = model.question_sizes(task.task_name)
     sizes = [known.get(number, Sizes()) for number in range(len(rows))]
+    kept = rows if _generates(task) else []
     scores = ShardScores(
         values,
         [row["prompt_hash"] for row in rows],
         sum(sizes, Sizes()),
-        baseline=model.method is not None,
+        # str(): without the reductions that a generated text carries
+        [[str(text) for texts in row["resps"] for text in texts] for row in kept],
+        sizes if kept else [],
+        model.method is not None,
     )
-    if _generates(task):  # str(): without the reductions that a generated text carries
-        answers = [[str(text) for texts in row["resps"] for text in texts] for row in rows]
-        scores = replace(scores, answers=answers, sizes=sizes)
     return scores, rows
 
 
