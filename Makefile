@@ -46,7 +46,7 @@ env: $(INSTALLED) $(FETCHED) ## Make .venv from the lock and fetch the model; do
 demo: env ## Run the whole pipeline on the embedded corpus and print the comparison table
 	$(BIN)/python -m flows run embedded
 
-quick-demo: env ## Three questions on one document, base model and UMIM, in a minute
+quick-demo: env ## Base model and UMIM side by side, in a minute: tools, one document
 	$(BIN)/umim demo
 
 test test-full quick: export HF_HUB_OFFLINE := 1

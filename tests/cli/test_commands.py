@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -155,36 +156,70 @@ def test_the_default_text_of_bench_is_that_of_held_out_modules(tmp_path: Path) -
     assert 0 < held_out_text(tmp_path).count("\n\n") + 1 < 15
 
 
-def test_demo_asks_both_sides_three_questions(umim: Umim) -> None:
-    found = umim("demo", "-c", "umim-docs-gpt2", "--pairs", "1")  # 1,024 positions
+def test_demo_asks_both_sides_three_questions(
+    umim: Umim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the document alone, where no model of tools lies in the models folder."""
+    monkeypatch.setenv("UMIM_MODELS", str(tmp_path))
+    monkeypatch.setenv("UMIM_OFFLINE", "1")
+    found = umim("demo", "--pairs", "1")
     assert found.code == 0, found.err
+    file = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+    assert f"Tools are left out: SmolLM2-135M cannot call them. They come first with {file}" in (
+        found.out
+    )
     assert [int(n) for n in re.findall(r"^(\d)\. ", found.out, re.MULTILINE)] == [1, 2, 3]
     start = found.out.partition("... the first")[0]
     assert re.search(r"\[ \w+ \w+", start)  # a merged span, where there are no colours
-    assert len(re.findall(r"^   (?:base|UMIM)  first token after", found.out, re.MULTILINE)) == 6
+    assert len(re.findall(r"^   (?:base|UMIM)  \S", found.out, re.MULTILINE)) == 6
     verdicts = r"\[(?:the same answer|other words, both right|DIFFERENT: [\w ]+)\]"
     assert len(re.findall(verdicts, found.out)) == 3
     assert re.search(r"its KV cache +[\d.]+ MiB +[\d.]+ MiB", found.out)
+    assert re.search(r"first tokens after it +[\d.]+ s +[\d.]+ s", found.out)
     assert re.search(
         r"[\d.]+ times as fast \([\d.]+ to [\d.]+ in 1 pairs; [\d.]+ is the", found.out
     )
     assert "; merge prompt, raw tail 16" in found.out
+    (tmp_path / file).write_text("no model")
+    assert file in umim("demo", "--pairs", "1").err  # tools come first
 
 
-def test_the_document_of_demo_holds_what_was_measured(umim: Umim) -> None:
-    found = document(umim("demo", "-c", "umim-docs-gpt2", "--pairs", "1", "--json"))
-    read = found["reading"]
+def calling_tools(folder: Path) -> Path:
+    """A checkpoint that merges schemas, of the embedded model with a template that calls tools."""
+    source = embedded_path("umim-docs-llama", "backbone")
+    assert source is not None
+    shutil.copytree(source, folder / "model")
+    (folder / "model" / "chat_template.jinja").write_text(
+        "{% for t in tools or [] %}{{ t | tojson + '\n' }}{% endfor %}"
+        "{% for m in messages %}{{ m['content'] + '\n' }}{% endfor %}"
+        "{# <tool_call></tool_call> #}"
+    )
+    backbone = load_backbone(str(folder / "model"))
+    spans = {tuple(backbone.encode('{"type": "string"')[k : k + 2]) for k in range(3)}
+    made = Checkpoint.of(fresh_model(backbone, sorted(spans)))
+    made.recommending("prompt", 0, ("tools",)).save(folder / "merge")
+    return folder / "merge"
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("umim-docs-gpt2", 500), ("tools", 1800)])
+def test_the_document_of_demo_holds_what_was_measured(
+    umim: Umim, tmp_path: Path, name: str, tokens: int
+) -> None:
+    """Of a document, cut to 1,024 positions, and of tools."""
+    checkpoint = calling_tools(tmp_path) if name == "tools" else name
+    (part,) = document(umim("demo", "-c", checkpoint, "--pairs", "1", "--json"))["parts"]
+    read = part["reading"]
     kept = read["base_kv_bytes"] * (1 - read["token_reduction"])
-    assert read["tokens"] > 500 and read["umim_kv_bytes"] == pytest.approx(kept)
+    assert read["tokens"] > tokens and read["umim_kv_bytes"] == pytest.approx(kept)
     assert read["bound"] > 1 and read["speedup_low"] <= read["speedup"] <= read["speedup_high"]
-    for answer in found["answers"]:
+    assert min(read["base_first_tokens"], read["umim_first_tokens"]) > 0
+    for answer in part["answers"]:
         assert (answer["verdict"] == "the same answer") is (answer["base"] == answer["umim"])
 
 
 def test_answers_of_demo_are_compared() -> None:
-    found = [
-        verdict(base, ours, "red") for base in ("Red.", "Blue.") for ours in ("It is red.", "")
-    ]
+    sides = ("Red bus.", "Blue bus."), ("The bus is red.", "It is red.")
+    found = [verdict(base, ours, "red bus") for base in sides[0] for ours in sides[1]]
     assert verdict("Red.", "Red.", "red") == "the same answer"
     assert found == [
         "other words, both right",
@@ -198,8 +233,8 @@ def test_answers_of_demo_are_compared() -> None:
 def test_the_default_checkpoint_answers_rightly(umim: Umim) -> None:
     if fault := model_fault(PACKAGED["smollm2-135m-instruct"]):
         pytest.skip(str(fault))
-    found = document(umim("demo", "--pairs", "1", "--json"))
-    verdicts = {answer["verdict"] for answer in found["answers"]}
+    *_, part = document(umim("demo", "--pairs", "1", "--json"))["parts"]
+    verdicts = {answer["verdict"] for answer in part["answers"]}
     assert verdicts <= {"the same answer", "other words, both right"}
 
 

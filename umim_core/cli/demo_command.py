@@ -1,12 +1,18 @@
-"""``umim demo``: one document and three questions, base model and UMIM next to each other."""
+"""``umim demo``: base model and UMIM next to each other, on tool schemas and on a document.
+
+Each side reads a long beginning once, and three requests go on from it. A checkpoint that merges
+tool schemas, of a model that can call tools, reads twelve schemas; any other one a document.
+"""
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,72 +22,117 @@ from umim_core.cli.console_output import JsonFlag, emit, write
 if TYPE_CHECKING:
     from umim_core.config.form import Merge
     from umim_core.inference.outputs import Prefix
-    from umim_core.model.generation_output import GenerationOutput
     from umim_core.model.inputs import PromptInput
     from umim_core.model.umim import UMIM
+    from umim_core.text.template_process import Tools
 
+_TOOLS_CHECKPOINT: Final = "umim-qwen-coder-0.5b-tools"
 _DOCUMENT: Final = Path(__file__).with_name("demo_document.txt")
-_QUESTIONS: Final = (  # and a word that a right answer holds
+_TOOLS: Final = Path(__file__).with_name("demo_tools.json")
+_QUESTIONS: Final = (  # and words that a right answer holds
     ("In which month is the workshop closed?", "august"),
     ("What is the most common picture on the lanterns?", "owl"),
     ("Which village is lit by paper lanterns?", "oakhollow"),
 )
-_NEW_TOKENS: Final = 24
+_TODAY: Final = "Today is Monday, 1 June 2026."
+_REQUESTS: Final = (  # the base model gets them right
+    ("What will the weather be in Lisbon on 14 June?", "get_weather_forecast lisbon 2026-06-14"),
+    ("How many KX-40 are in stock in the harbour warehouse?", "get_stock_level kx-40 harbour"),
+    ("Cancel the order B-2207, please: it was the wrong item.", "cancel_order b-2207 wrong_item"),
+)
 _ROOM: Final = 128  # positions for a question, its answer and a template
-_SHOWN: Final = 110  # tokens of the document that are shown with their spans
+_SHOWN: Final = 110  # tokens of the beginning that are shown with their spans
 _MIB: Final = 2**20
 _SIDES: Final = ("base", "UMIM")
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """What both sides read once: what a user says first, behind tools; and what goes on from it."""
+
+    name: str
+    text: str
+    tools: Tools | None
+    asking: str
+    questions: tuple[tuple[str, str], ...]
+    new_tokens: int
+
+
 def demo(
     checkpoint: shared.CheckpointOption = None,
-    pairs: Annotated[int, typer.Option(min=1, help="Readings of the document by each side.")] = 3,
+    pairs: Annotated[int, typer.Option(min=1, help="Readings by each side.")] = 2,
     budget: shared.BudgetOption = None,
     target_tr: shared.TargetOption = None,
     dtype: shared.DtypeOption = "auto",
     as_json: JsonFlag = False,
 ) -> None:
-    """Ask three questions on one document, of the base model and of UMIM, in a minute.
+    """Put three requests to the base model and to UMIM, in a minute: on tools, on a document.
 
-    Nothing is trained, and every figure is measured now, on this machine's CPU, whatever else runs
-    there; umim bench waits for a quiet moment.
+    Without --checkpoint both are shown; tools need the file of Qwen2.5-Coder-0.5B in the models
+    folder. Nothing is trained, and every figure is measured now, on this machine's CPU, whatever
+    else runs there; umim bench waits for a quiet moment.
     """
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
 
     began = time.monotonic()
-    name = checkpoint or default_checkpoint()
     say: Callable[[str], None] = (lambda line: None) if as_json else write
-    say(f"loading {name}")
-    umim = shared.load_umim(name, dtype, "cpu", budget, target_tr)
+    names = [checkpoint] if checkpoint else [*_calling_tools(say), default_checkpoint()]
+    parts = []
+    for name in names:
+        say(f"loading {name}")
+        umim = shared.load_umim(name, dtype, "cpu", budget, target_tr)
+        parts.append({"checkpoint": name} | _compare(umim, pairs, say))
+    seconds = time.monotonic() - began
+    closing = (
+        "It pays where prompts are long, or a beginning is kept for many requests; where answers "
+        "must be\nthose of the base model, use merge='none'. From which length on: umim bench."
+    )
+    emit({"parts": parts, "seconds": seconds}, [closing, f"{seconds:.0f} s"], as_json)
+
+
+def _calling_tools(say: Callable[[str], None]) -> list[str]:
+    """Return the checkpoint of tools where the file of its model is, else say what is left out."""
+    from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+    from umim_core.model_sources.model_cache import models_root
+
+    file = models_root() / read_config(resolve_checkpoint(_TOOLS_CHECKPOINT)).backbone
+    if file.is_file():
+        return [_TOOLS_CHECKPOINT]
+    say(
+        f"Tools are left out: SmolLM2-135M cannot call them. They come first with {file.name}\n"
+        f"(491 MB, from Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF on the hub) in {file.parent}.\n"
+    )
+    return []
+
+
+def _compare(umim: UMIM, pairs: int, say: Callable[[str], None]) -> dict[str, object]:
+    """Let both sides read the same and answer three requests; say and return what came out."""
     merge, raw_tail = umim.checkpoint.config.recommended()
     tail = f", raw tail {raw_tail}" if raw_tail else ""
     kind = str(umim.backbone.dtype).removeprefix("torch.")
-    say(f"{name} on the frozen {umim.backbone.name}, {kind}; merge {merge}{tail}\n")
-    document = _document(umim)
-    read, prefixes = _read(umim, document, merge, pairs)
-    if not as_json:
+    say(f"frozen {umim.backbone.name}, {kind}; merge {merge}{tail}\n")
+    reading = _reading(umim)
+    read, prefixes = _read(umim, reading, merge, pairs)
+    if say is write:
         _show_start(umim, prefixes[1])
-    say(_reading_lines(read, pairs))
-    answers = []
-    for number, (question, key) in enumerate(_QUESTIONS, start=1):
-        answers.append(_answer(umim, document, question, key, prefixes, merge))
-        say(_answer_lines(number, answers[-1]))
-    seconds = time.monotonic() - began
-    report: dict[str, object] = {
-        "checkpoint": name,
-        "backbone": umim.backbone.name,
-        "dtype": kind,
-        "merge": merge,
-        "raw_tail": raw_tail,
-        "reading": read,
-        "answers": answers,
-        "seconds": seconds,
-    }
-    closing = (
-        "It pays where prompts are long, or a document is kept for many questions; where answers "
-        "must be\nthose of the base model, use merge='none'. From which length on: umim bench."
-    )
-    emit(report, [closing, f"{seconds:.0f} s"], as_json)
+    answers = _answers(umim, reading, prefixes, merge, read)
+    say(_reading_lines(reading.name, read, pairs))
+    for number, answer in enumerate(answers, start=1):
+        say(_answer_lines(number, answer))
+    say("")
+    setting = {"backbone": umim.backbone.name, "dtype": kind, "merge": merge, "raw_tail": raw_tail}
+    return {**setting, "reading": read, "answers": answers}
+
+
+def _reading(umim: UMIM) -> _Reading:
+    """Return tools for a checkpoint that merges them and a model that calls them, or a document."""
+    from umim_core.serving.tool_calls import CallForm
+
+    roles = umim.checkpoint.config.roles
+    if "tools" in roles and CallForm.of(umim.backbone.require_tokenizer()) is not None:
+        return _Reading("tools", _TODAY, json.loads(_TOOLS.read_bytes()), " ", _REQUESTS, 64)
+    asking = "\n\nAnswer in one short sentence: "
+    return _Reading("document", _document(umim), None, asking, _QUESTIONS, 24)
 
 
 def _document(umim: UMIM) -> str:
@@ -103,20 +154,20 @@ def _prompt(umim: UMIM, text: str) -> PromptInput:
 
 
 def _read(
-    umim: UMIM, document: str, merge: Merge, pairs: int
+    umim: UMIM, reading: _Reading, merge: Merge, pairs: int
 ) -> tuple[dict[str, float], tuple[Prefix, Prefix]]:
-    """Read the document by both sides in turn; return the figures and the last prefixes.
+    """Let both sides read in turn; return the figures and the last prefixes.
 
     Times are medians; the speed-up is the median ratio of alternating pairs, of which the bound is
     the most that this token reduction can give. KV bytes are those of all keys and values.
     """
     from umim_core.throughput.roofline import ForwardCost
 
-    prompt, short = _prompt(umim, document), _prompt(umim, document.partition("\n\n")[0])
+    prompt, short = (_prompt(umim, text) for text in (reading.text, reading.text[:400]))
 
     def timed(how: Merge) -> tuple[float, Prefix]:
         began = time.perf_counter()
-        prefix = umim.prefix(prompt, merge=how)
+        prefix = umim.prefix(prompt, merge=how, tools=reading.tools)
         return time.perf_counter() - began, prefix
 
     umim.prefix(short, merge="none")  # the first forward of a process is slower
@@ -143,7 +194,7 @@ def _read(
 
 
 def _show_start(umim: UMIM, prefix: Prefix) -> None:
-    """Print the beginning of the document with merged spans in colour."""
+    """Print the beginning with merged spans in colour."""
     from umim_core.model.showing import View, merged_pieces
 
     spans = [span for span in prefix.spans if span[0] < _SHOWN]
@@ -155,13 +206,17 @@ def _show_start(umim: UMIM, prefix: Prefix) -> None:
     View(pieces, summary, "umim-demo").show()
 
 
-def _reading_lines(read: dict[str, float], pairs: int) -> str:
+def _reading_lines(name: str, read: dict[str, float], pairs: int) -> str:
     tokens, reduction = read["tokens"], read["token_reduction"]
     base, ours = read["base_kv_bytes"] / _MIB, read["umim_kv_bytes"] / _MIB
-    seconds = (f"{read[f'{side}_seconds']:.2f} s" for side in ("base", "umim"))
+
+    def seconds(what: str) -> tuple[str, ...]:
+        return tuple(f"{read[f'{side.lower()}_{what}']:.2f} s" for side in _SIDES)
+
     cells = (
         ("", *_SIDES),
-        ("to read the document", *seconds),
+        (f"to read the {name}", *seconds("seconds")),
+        ("first tokens after it", *seconds("first_tokens")),
         ("units", f"{tokens:,}", f"{tokens - round(reduction * tokens):,}"),
         ("its KV cache", f"{base:.1f} MiB", f"{ours:.1f} MiB"),
     )
@@ -174,33 +229,38 @@ def _reading_lines(read: dict[str, float], pairs: int) -> str:
     return "\n".join(["", *table, speed])
 
 
-def _answer(
-    umim: UMIM, document: str, question: str, key: str, prefixes: Sequence[Prefix], merge: Merge
-) -> dict[str, Any]:
-    """Answer a question behind the document that each side has read."""
+def _answers(
+    umim: UMIM, reading: _Reading, prefixes: Sequence[Prefix], merge: Merge, read: dict[str, float]
+) -> list[dict[str, str]]:
+    """Answer all requests at once behind what each side has read; note when they begin."""
     chat = umim.backbone.require_tokenizer().chat_template is not None
-    request = f"\n\nAnswer in one short sentence: {question}"
-    prompt: PromptInput = _prompt(umim, document + request) if chat else f"{request}\n"
-    sides: list[GenerationOutput] = []
-    for prefix, how in zip(prefixes, ("none", merge), strict=True):
-        side = umim.generate(
-            prompt, past=prefix, max_new_tokens=_NEW_TOKENS, do_sample=False, merge=how
+    requests = [f"{reading.asking}{question}" for question, _ in reading.questions]
+    prompts: PromptInput = [f"{request}\n" for request in requests]
+    if chat:
+        prompts = [[{"role": "user", "content": reading.text + request}] for request in requests]
+    base, ours = (
+        umim.generate(
+            prompts,
+            tools=reading.tools,
+            past=prefix,
+            max_new_tokens=reading.new_tokens,
+            do_sample=False,
+            merge=how,
         )
-        sides.append(side)
-    base, ours = (" ".join(side.text[0].split()) for side in sides)
-    times = [side.timings.first_token for side in sides]
-    return {
-        "question": question,
-        "base": base,
-        "umim": ours,
-        "verdict": verdict(base, ours, key),
-        "base_first_token": times[0],
-        "umim_first_token": times[1],
-    }
+        for prefix, how in zip(prefixes, ("none", merge), strict=True)
+    )
+    answers = []
+    for (question, words), *sides in zip(reading.questions, base.text, ours.text, strict=True):
+        left, right = (" ".join(text.split()) for text in sides)
+        found = verdict(left, right, words)
+        answers.append({"question": question, "base": left, "umim": right, "verdict": found})
+    read["base_first_tokens"] = base.timings.first_token
+    read["umim_first_tokens"] = ours.timings.first_token
+    return answers
 
 
-def verdict(base: str, ours: str, key: str) -> str:
-    """Compare two answers: by their text, and by a word that a right answer holds."""
+def verdict(base: str, ours: str, words: str) -> str:
+    """Compare two answers: by their text, and by the words that a right answer holds."""
     if base == ours:
         return "the same answer"
     verdicts = {
@@ -209,14 +269,10 @@ def verdict(base: str, ours: str, key: str) -> str:
         (False, True): "DIFFERENT: the base model is wrong",
         (False, False): "DIFFERENT: both are wrong",
     }
-    return verdicts[key in base.lower(), key in ours.lower()]
+    right = [all(word in side.lower() for word in words.split()) for side in (base, ours)]
+    return verdicts[right[0], right[1]]
 
 
-def _answer_lines(number: int, answer: dict[str, Any]) -> str:
-    sides = zip(_SIDES, ("base", "umim"), strict=True)
-    rows = [
-        f"   {side}  first token after {1e3 * seconds:,.0f} ms  {answer[name]}"
-        for side, name in sides
-        for seconds in [answer[f"{name}_first_token"]]
-    ]
-    return "\n".join([f"\n{number}. {answer['question']}   [{answer['verdict']}]", *rows])
+def _answer_lines(number: int, answer: dict[str, str]) -> str:
+    asked = f"\n{number}. {answer['question']}   [{answer['verdict']}]"
+    return "\n".join([asked, *(f"   {side}  {answer[side.lower()]}" for side in _SIDES)])
