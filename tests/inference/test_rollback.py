@@ -26,7 +26,7 @@ from support.merged_models import placed
 from support.pairwise import pairwise
 from umim_core.config.form import UnitPositions
 from umim_core.inference.engine import Engine
-from umim_core.inference.outputs import Forward, Generation
+from umim_core.inference.outputs import Forward, Generation, merged_spans
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -137,6 +137,8 @@ def compared(
     )
     assert [row.ids for row in output.rows] == [case.chosen for case in cases]
     assert [row.cache_lengths for row in output.rows] == [case.lengths for case in cases]
+    cuts = [matcher.segment(np.array(case.chosen[:-1], dtype=np.int64)) for case in cases]
+    assert [row.generated_spans for row in output.rows] == [merged_spans(cut) for cut in cuts]
     assert seen == sum(len(case.chosen) for case in cases)
     return output
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
@@ -13,6 +15,7 @@ from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
 from umim_core.model.generation_output import GenerationOutput
+from umim_core.rules.ruleset import RuleSet
 from umim_core.text.chat_parts import write_chat
 from umim_core.text.roles import Role
 
@@ -272,6 +275,31 @@ def test_only_what_users_say_merges_in_a_chat(talker: UMIM) -> None:
     assert inside[0] == inside[2] == []  # system prompt and reply
     assert inside[1] and inside[1] == inside[3]  # each message is cut on its own
     assert len(spans) == len(inside[1]) + len(inside[3])  # none touches the template or a raw tail
+
+
+@pytest.mark.parametrize("read", ["prompt", "prefix"])
+def test_only_contents_merge_where_every_pair_of_tokens_is_a_rule(talker: UMIM, read: str) -> None:
+    chat = [{"role": role, "content": SAID} for role in ("system", "user", "assistant", "user")]
+    text, tokenizer = rendered(talker, chat), talker.backbone.require_tokenizer()
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    ids, checkpoint = encoded["input_ids"], talker.checkpoint
+    rules = RuleSet.from_spans(
+        set(pairwise(ids)), tokenizer_fingerprint=talker.backbone.tokenizer_fingerprint
+    )
+    umim = UMIM(talker.backbone, checkpoint.with_contents(checkpoint.module, rules))
+    asked = {"raw_tail": 0, "merge": "prompt", "roles": ["system"]}
+    spans = (
+        umim.prefix(chat, **asked).spans
+        if read == "prefix"
+        else umim.generate(chat, max_new_tokens=1, **asked).prompt_spans[0]
+    )
+    start = text.index(SAID)
+    inside = [
+        k
+        for k, (a, b) in enumerate(encoded["offset_mapping"])
+        if start <= a < b <= start + len(SAID)
+    ]
+    assert spans == tuple((k, 2) for k in inside[: len(inside) // 2 * 2 : 2])
 
 
 def test_a_growing_chat_only_appends_units(talker: UMIM) -> None:
