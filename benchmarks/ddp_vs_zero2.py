@@ -50,8 +50,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.artifacts import sha256_bytes, write_json
 from umim_core.store.publication import STATE
 from umim_core.text.token_ids import UniformOffsets

@@ -44,8 +44,7 @@ from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
 
 BASE: Final = "base model"
 LISTING: Final = "listing"

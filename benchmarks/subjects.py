@@ -26,8 +26,7 @@ from umim_core.merging.module import MergeModule
 from umim_core.mining.counting import count_ngrams
 from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.text.sources import JsonLines
 from umim_core.text.token_ids import UniformOffsets
 from umim_core.text.tokens import first_ids, tokenize_parts

@@ -22,8 +22,7 @@ from umim_core.adaptation.settings import BASE, WT, setting_names
 from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 from umim_core.errors import ConfigError
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RULES_SCHEMA
+from umim_core.rules.ruleset import RULES_SCHEMA, RuleOrigin
 from umim_core.store.artifacts import read_manifest
 
 _GENERIC: Final = ("rules", "checkpoint")  # folders inside a checkpoint, which name nothing

@@ -39,8 +39,7 @@ from umim_core.mining.mine import count, excluded_ids, rules_of
 from umim_core.progress import followed, leave_note
 from umim_core.rules.grams import NgramCounts
 from umim_core.rules.inspection import collision_rate
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import read_json, read_manifest, write_json, write_manifest
 from umim_core.store.publication import STATE, publish_directory

@@ -44,8 +44,7 @@ from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.errors import ConfigError, CorpusError, MissingExtraError
 from umim_core.evaluation.questions import QuestionSet, QuestionSource, ShardScores
 from umim_core.mining.counting import count_ngrams
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.artifacts import directory_digest, write_json
 from umim_core.task_sets.generation_spec import (
     GENERATION_TASKS,

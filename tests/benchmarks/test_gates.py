@@ -81,7 +81,7 @@ def judged(runs: Report) -> Report:
 
 
 def of_matching() -> Report:
-    sizes = {"memory": 50.0, "disk": 50.0, "directory": 99.0}
+    sizes = {"memory": 50.0, "directory": 99.0}
     ours = {
         "tokenizing_share": {"median": 0.05},
         "sides": {matching.LOOP: {"ratio": {"median": 5.0}}},
@@ -172,7 +172,6 @@ WORSE: list[tuple[str, str, object, list[str]]] = [
     ("matching", "rule_sets/nested/tokenizing_share/median", 0.051, ["nested_of_tokenizing"]),
     ("matching", f"{LOOP}/ratio/median", 4.9, ["nested_times_python_loop"]),
     ("matching", "synthetic/bytes_per_rule/memory", 50.1, ["bytes_per_rule_memory"]),
-    ("matching", "synthetic/bytes_per_rule/disk", 50.1, ["bytes_per_rule_disk"]),
     ("matching", "synthetic/load_seconds/median", 1.1, ["load_seconds"]),
     ("mining", f"same/{mining.COUNTER}", False, ["equal_to_counter"]),
     ("mining", f"same/{mining.PREFIX}", False, ["equal_to_counter"]),

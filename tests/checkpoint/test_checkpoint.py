@@ -110,7 +110,6 @@ def test_holds_exactly_the_stable_files_and_no_backbone_weights(saved: Path) -> 
         "model.safetensors",
         "manifest.json",
         "rules/rules.parquet",
-        "rules/matcher/tables.npy",
         "rules/manifest.json",
     }
     assert (saved / "model.safetensors").stat().st_size < 4 * (2 * 16 * 16 + 7 * 16) + 2048

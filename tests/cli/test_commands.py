@@ -38,8 +38,7 @@ from umim_core.model_sources.model_cache import model_fault
 from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.inspection import collision_rate
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"

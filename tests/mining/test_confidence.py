@@ -17,8 +17,7 @@ from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import ConfigError, CorpusError, EvaluationError, NumericalError
 from umim_core.mining.confidence import confidence_counts
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.text.token_ids import Offsets
 
 THRESHOLD = 0.02  # a random model of 32 tokens exceeds it in part

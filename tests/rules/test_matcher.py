@@ -19,6 +19,20 @@ from umim_core.text.token_ids import MAX_TOKEN_ID
 Units = list[tuple[int, int]]
 
 
+@pytest.mark.parametrize("count", [0, 1, 1000, 20_000])
+def test_a_rule_of_four_tokens_takes_at_most_41_bytes(count: int) -> None:
+    rng = np.random.default_rng(0)
+    draws = (rng.integers(0, 5000, rng.integers(2, 5)) for _ in range(count))
+    rules = RuleSet.from_spans(tuple(draw.tolist()) for draw in draws)
+    assert rules.tables.nbytes <= 16 + 41 * len(rules)
+
+
+@given(spans=st.sets(st.lists(st.integers(0, 3), min_size=2, max_size=7).map(tuple), max_size=5))
+def test_rules_are_infix_free_where_none_lies_inside_another(spans: Spans) -> None:
+    inside = any(set(parts(span)) & spans for span in spans)
+    assert RuleSet.from_spans(spans).infix_free is not inside
+
+
 def oracle(ids: list[int], spans: Spans) -> Units:
     units, position = [], 0
     while position < len(ids):

@@ -87,12 +87,10 @@ KINDS = {
 }
 FILES = [
     ("rules", "rules.parquet"),
-    ("rules", "matcher/tables.npy"),
     ("rules", "manifest.json"),
     ("checkpoint", "model.safetensors"),
     ("checkpoint", "config.json"),
     ("checkpoint", "manifest.json"),
-    ("checkpoint", "rules/matcher/tables.npy"),
     ("rows", "ids.npy"),
     ("rows", "offsets.npy"),
 ]
@@ -176,7 +174,7 @@ def sign(directory: Path, file: str) -> None:
 
 LOADERS: Final = {"rules": RuleSet.load, "checkpoint": Checkpoint.load, "damage": DamageTable.load}
 READ: Final = {
-    "rules": ("manifest.json", "rules.parquet", "matcher/tables.npy", "prices.npy"),
+    "rules": ("manifest.json", "rules.parquet", "prices.npy"),
     "checkpoint": ("manifest.json", "config.json", "model.safetensors", "rules/manifest.json"),
     "damage": ("manifest.json", "kl.npy", "rules/rules.parquet"),
 }
@@ -231,14 +229,3 @@ def test_a_manifest_must_list_what_is_read(artifact: Path, kind: str, name: str)
     sign(artifact, name)
     with pytest.raises(UmimError, match=rf"exactly the files its manifest lists; got .*{name}"):
         LOADERS[kind](artifact)
-
-
-@pytest.mark.parametrize("kind", ["rules"])
-def test_tables_behind_a_link_to_a_folder_are_not_read(artifact: Path, kind: str) -> None:
-    outside = artifact.with_name("outside")
-    (artifact / "matcher").rename(outside)
-    (outside / "tables.npy").unlink()
-    os.mkfifo(outside / "tables.npy")
-    (artifact / "matcher").symlink_to(outside)
-    sign(artifact, "matcher/tables.npy")
-    assert len(LOADERS[kind](artifact)) == 2

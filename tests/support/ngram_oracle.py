@@ -12,8 +12,7 @@ import pytest
 from umim_core.config.rule_options import RuleOptions
 from umim_core.mining import counting
 from umim_core.rules.grams import LONGEST, NgramCounts, orders_to
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
 
 Gram = tuple[int, ...]
 Grams = dict[Gram, int]

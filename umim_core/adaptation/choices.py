@@ -28,8 +28,7 @@ from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import CorpusError, require
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.filters import tau_for_size
-from umim_core.rules.origin import RuleOrigin
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.artifacts import sha256_bytes
 from umim_core.task_sets.spec import SPLITS, Question, QuestionForm, TaskSplit
 from umim_core.text.token_ids import Ints

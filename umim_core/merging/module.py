@@ -163,13 +163,10 @@ class MergeModule(nn.Module):
         """
         outside = ~inside_spans(lengths, spans.shape[1])
         tokens = spans.to(self.dtype).masked_fill(outside[..., None], 0.0)
-        merged = self.add_anchor(self.merge(tokens, lengths), tokens, lengths)
+        merged = self.merge(tokens, lengths)
+        if self._form.residual != "none":
+            merged = merged + ANCHORS[self._form.residual](tokens, lengths)
         return self.add_rows(merged, ids, lengths)
-
-    def add_anchor(self, merged: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        if self._form.residual == "none":
-            return merged
-        return merged + ANCHORS[self._form.residual](tokens.to(self.dtype), lengths)
 
     def add_rows(self, merged: Tensor, ids: Tensor | None, lengths: Tensor) -> Tensor:
         out: Tensor = merged if self.rows is None else merged + self.rows(ids, lengths)
@@ -205,44 +202,24 @@ class MergeModule(nn.Module):
         """Set LN_o: at the scale of the embeddings, or at zero where an anchor is added."""
         reset_norm(self.norm_o, embedding_std if self._form.residual == "none" else 0.0)
 
-    @property
-    def table_offsets(self) -> int:
-        """Offsets with a table of their own: all with learned positions, else one; 0: no table."""
-        return 1 if self.offset is None else self.longest
-
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Pool tokens [M, N, d] to surrogates [M, d]."""
-        if self.longest == LONGEST:
-            return self.pool(self.project(tokens), lengths)
+        """Pool tokens [M, N, d], zero behind their span, to surrogates [M, d]."""
         placed = self.place(tokens, lengths)
+        if self.longest == LONGEST:
+            return self.pool(self.values(placed), lengths)
         inside = inside_spans(lengths, placed.shape[1])  # most spans are far shorter than N
-        each = self.project if self.offset is None else self.values
-        values = each(placed[inside])
+        values = self.values(placed[inside])
         projected = values.new_zeros(placed.shape).masked_scatter(inside[..., None], values)
         return self.pool(projected, lengths)
 
-    def project(self, tokens: Tensor) -> Tensor:
-        """Compute P [..., N, d] of tokens of offsets 0 .. N-1, in the module's own data type.
-
-        N is 1 .. longest with learned positions.
-        """
-        placed = tokens if self.offset is None else tokens + self.offset[: tokens.shape[-2]]
-        return self.values(placed)
-
-    def offsets_of(self, lengths: Tensor, width: int) -> Tensor:
-        """Return the offset of each token of spans of some lengths [M]: [N] or [M, N] (int64).
-
-        It is the place in the table and the learned positions. Behind a span it is any.
-        """
-        columns = torch.arange(width, device=lengths.device)
-        if self.longest == LONGEST:
-            return columns
-        return (lengths[:, None] - 1 - columns).clamp(min=0)
-
     def place(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Add the vectors of offsets, counted from the last token where spans may be longer."""
         if self.offset is None:
             return tokens
-        return tokens + self.offset[self.offsets_of(lengths, tokens.shape[1])]
+        offsets = torch.arange(tokens.shape[1], device=tokens.device)
+        if self.longest != LONGEST:
+            offsets = (lengths[:, None] - 1 - offsets).clamp(min=0)
+        return tokens + self.offset[offsets]
 
     def values(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.norm_kv(F.gelu(self.linear_kv(tokens)))

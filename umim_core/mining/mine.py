@@ -35,9 +35,8 @@ from umim_core.mining.mining_memory import check_memory
 from umim_core.mining.span_choice import choose_spans
 from umim_core.rules.filters import tau_for_size
 from umim_core.rules.grams import NgramCounts, select
-from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import protected_ids
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.publication import check_absent
 from umim_core.text.sources import Source
 from umim_core.text.token_files import TokenFiles

@@ -24,9 +24,8 @@ from umim_core.errors import ConfigError, RuleSetError, require
 from umim_core.rules.damage_table import DamageTable, Floats
 from umim_core.rules.grams import MAX_LONGEST
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import protected_ids
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.text.token_ids import Ints
 
 if TYPE_CHECKING:

@@ -1,28 +1,27 @@
 """The rule set: spans of 2 to 16 token ids with their counts, and its directory on disk.
 
 A rule directory holds ``rules.parquet`` (columns ``n`` int8, ``ids`` list<int32>, ``count`` int64,
-sorted by (n, ids)), ``matcher/tables.npy`` (derived; where it is absent it is built in memory),
-``manifest.json`` and, where they were measured, ``prices.npy`` (float32 [R]).
+sorted by (n, ids)), ``manifest.json`` and, where they were measured, ``prices.npy`` (float32 [R]).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, Self, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Strict
 
-from umim_core.config.rule_options import RuleOptions
-from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, require
+from umim_core.config.rule_options import EXPLICIT, RuleOptions
+from umim_core.errors import RuleSetError, TokenizerMismatchError, require
 from umim_core.rules.filters import filter_rules
 from umim_core.rules.grams import MAX_LONGEST, NgramCounts, check_longest, orders_to, pack_spans
-from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.trie import MatcherTables
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import (
@@ -44,9 +43,74 @@ MAX_RULES: Final = 100_000_000
 _ROW_BYTES: Final = 13  # of n, count and the list's offset
 _FREE_BYTES: Final = 64 << 20
 _MOST_EXPANSION: Final = 64
-_TABLES: Final = "matcher/tables.npy"
 _PRICES: Final = "prices.npy"
 Prices = NDArray[np.float32]
+
+
+_OPTIONS: Final = (
+    *("tau", "overlap", "containment", "segment_length", "source", "min_documents", "protect"),
+    "min_probability",
+)
+_NOT_ASKED: Final = {"tau", "min_documents", "min_probability"}  # where they are null
+_NOT_OF_THE_DIGEST: Final = {
+    *("protect", "min_probability", "max_damage", "price_steps", "price_reductions"),
+}
+
+
+class RuleOrigin(BaseModel):
+    """Origin of rules, as the manifest of a rule directory records it.
+
+    Attributes:
+        options: How they were found; a list of spans, if not said otherwise.
+        tokenizer_fingerprint: Of the tokenizer whose ids these are, or None (unknown).
+        corpus_digest: SHA-256 of the token ids counted, or None.
+        max_damage: Most price of a rule: estimated nats of KL per occurrence, over the tokens that
+            one saves; None (not pruned by damage).
+        price_steps: Prices, rising, for which the next field has the token reduction; empty where
+            rules have no prices.
+        price_reductions: Token reduction of held-out text by the rules of at most each price.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    options: RuleOptions = EXPLICIT
+    tokenizer_fingerprint: str | None = None
+    corpus_digest: str | None = None
+    max_damage: float | None = None
+    price_steps: Annotated[tuple[float, ...], Strict(False)] = ()
+    price_reductions: Annotated[tuple[float, ...], Strict(False)] = ()
+
+    def with_options(self, changes: Mapping[str, object]) -> Self:
+        return self.model_copy(update={"options": self.options.model_copy(update=dict(changes))})
+
+    def record(self) -> dict[str, object]:
+        """Return what a manifest holds: null for an option that nobody asked for."""
+        options = self.options
+        null_unless_asked = {
+            "tau": None if options.source == "explicit" else options.tau,
+            "min_documents": options.min_documents if options.count_documents else None,
+            "min_probability": options.min_probability if options.source == "confidence" else None,
+        }
+        described = options.model_dump(mode="json", include=set(_OPTIONS)) | null_unless_asked
+        return described | self.model_dump(mode="json", exclude={"options"})
+
+    def digest_record(self) -> dict[str, object]:
+        """Return the part of the record that tells rules apart; the rest may be found out later."""
+        return {name: x for name, x in self.record().items() if name not in _NOT_OF_THE_DIGEST}
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, object]) -> Self:
+        """Read what :meth:`record` returned, whatever else a manifest holds."""
+        options = {
+            name: record.get(name)
+            for name in _OPTIONS
+            if record.get(name) is not None or name not in _NOT_ASKED
+        }
+        if isinstance(options["protect"], list):
+            options["protect"] = tuple(options["protect"])
+        made = RuleOptions.model_validate({"tau": 1} | options, strict=True)
+        found = {name: record[name] for name in cls.model_fields if name in record}
+        return cls.model_validate({"options": made} | found)
 
 
 def write_prices(directory: Path, prices: Prices) -> None:
@@ -69,18 +133,14 @@ class RuleSet:
     support_by_order: dict[int, Ints]
     origin: RuleOrigin = field(default_factory=RuleOrigin)
     prices: Prices | None = None
-    _tables: list[MatcherTables] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
 
     def __post_init__(self) -> None:
         check_longest(self.longest)
         orders = (tuple(self.ids_by_order), tuple(self.support_by_order))
         rule = "a rule set must have all orders from 2 on, in both its dicts"
         require(set(orders) == {orders_to(self.longest)}, RuleSetError, rule, orders)
-        tau = self.options.tau
-        for n in self.orders:
-            _check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), tau)
+        for n, ids in self.ids_by_order.items():
+            _check_order(n, ids, self.support_by_order[n], self.options.tau)
         if self.prices is None:
             return
         sized = self.prices.shape == (len(self),) and self.prices.dtype == np.float32
@@ -194,12 +254,10 @@ class RuleSet:
         """Whether no rule lies inside another: at most one rule starts or ends at a position."""
         return self.tables.infix_free(self.ids_by_order)
 
-    @property
+    @cached_property
     def tables(self) -> MatcherTables:
-        """The matcher's arrays: mapped from the rule directory, else built at the first call."""
-        if not self._tables:
-            self._tables.append(MatcherTables.build(self.ids_by_order))
-        return self._tables[0]
+        """The matcher's arrays, built at the first call."""
+        return MatcherTables.build(self.ids_by_order)
 
     @property
     def digest(self) -> str:
@@ -210,10 +268,6 @@ class RuleSet:
             parts.append(sha256_bytes(np.ascontiguousarray(self.support_by_order[n]).tobytes()))
         return sha256_bytes("\n".join(parts).encode())
 
-    @property
-    def _counted(self) -> dict[str, int]:
-        return {str(n): count for n, count in self.counts_by_order.items()}
-
     def with_prices(self, prices: Prices | None) -> RuleSet:
         return self._with_tables(replace(self, prices=prices))
 
@@ -221,8 +275,9 @@ class RuleSet:
         return self._with_tables(replace(self, origin=origin))
 
     def _with_tables(self, same: RuleSet) -> RuleSet:
-        """Let a set of the same rules share the tables, built or not."""
-        object.__setattr__(same, "_tables", self._tables)
+        """Let a set of the same rules share the tables that were built."""
+        if "tables" in vars(self):
+            vars(same)["tables"] = self.tables
         return same
 
     def take(self, kept: NDArray[np.bool_]) -> RuleSet:
@@ -303,11 +358,10 @@ class RuleSet:
     def write(self, directory: Path) -> None:
         """Write the rule files into an existing, empty directory."""
         write_table(directory / TABLE, self.ids_by_order, self.support_by_order)
-        (directory / _TABLES).parent.mkdir()
-        self.tables.write(directory / _TABLES, self.digest, self.ids_by_order)
         if self.prices is not None:
             write_prices(directory, self.prices)
-        body = self.origin.record() | {"rules": self._counted, "longest": self.longest}
+        counts = {str(n): count for n, count in self.counts_by_order.items()}
+        body = self.origin.record() | {"rules": counts, "longest": self.longest}
         write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=body)
 
     def save(self, directory: str | Path) -> None:
@@ -318,39 +372,23 @@ class RuleSet:
     def load(cls, directory: str | Path, *, tokenizer_fingerprint: str | None = None) -> RuleSet:
         """Read what :meth:`save` wrote; rules of another tokenizer than the one given are refused.
 
-        Every byte is checked against the manifest's SHA-256 and every row against the format. The
-        matcher's tables are mapped, not read into memory, and must carry the digest of these rules.
+        Every byte is checked against the manifest's SHA-256 and every row against the format.
         """
         path = Path(directory)
         manifest = read_manifest(path, kind="rules", schema=RULES_SCHEMA, required=(TABLE,))
-        listed = cast("dict[str, object]", manifest["files"])
         ids, support = read_table(path / TABLE)
         rule, remedy = f"{path}/manifest.json must describe its rules", "Mine them again."
         with described(rule, remedy):
-            missing = sorted(RuleOrigin().record().keys() - manifest.keys())
-            require(not missing, ArtifactError, rule, f"no {', '.join(missing)}", remedy)
             origin = RuleOrigin.of_record(manifest)
+        listed = cast("dict[str, object]", manifest["files"])
         prices = np.array(open_array(path / _PRICES)) if _PRICES in listed else None
-        counted = manifest.get("rules")
-        # The sets of some early manifests, which only counted, have no rule of their last orders.
-        guess = max(*ids, len(counted) + 1 if isinstance(counted, dict) else 0)
-        longest = manifest.get("longest", guess)
+        longest = manifest.get("longest", max(ids))
         if not isinstance(longest, int) or not max(ids) <= longest <= MAX_LONGEST:
             raise RuleSetError(rule, f"longest {longest}", remedy)
         for n in orders_to(longest):
             ids.setdefault(n, np.zeros((0, n), np.int32))
             support.setdefault(n, np.zeros(0, np.int64))
-        origin = origin.with_options({"longest": max(ids)})
-        rules = cls(ids, support, origin, prices)
-        require(
-            counted in (None, rules._counted),
-            RuleSetError,
-            f"{path} must hold the rules its manifest counts, {counted}",
-            rules._counted,
-            "Mine them again.",
-        )
-        if _TABLES in listed:
-            rules._tables.append(MatcherTables.read(path / _TABLES, rules.digest, ids))
+        rules = cls(ids, support, origin.with_options({"longest": max(ids)}), prices)
         if tokenizer_fingerprint is not None:
             rules.check_tokenizer(tokenizer_fingerprint)
         return rules
@@ -378,14 +416,7 @@ def write_table(
         },
         schema=TABLE_SCHEMA,
     )
-    try:
-        pq.write_table(table, path, compression="zstd", compression_level=compression_level)
-    except OSError as error:
-        raise ArtifactError(
-            f"{path} ({table.nbytes} bytes before compression) must be writable",
-            os.strerror(error.errno) if error.errno else str(error),
-            "Free space or choose another root.",
-        ) from error
+    pq.write_table(table, path, compression="zstd", compression_level=compression_level)
 
 
 def read_table(path: Path) -> tuple[dict[int, Ids], dict[int, Ints]]:
@@ -464,12 +495,11 @@ def _check_range(low: int, high: int, found: object, remedy: str) -> None:
     require(low >= 0 and high <= MAX_TOKEN_ID, RuleSetError, rule, found, remedy)
 
 
-def _check_order(n: int, ids: Ids | None, support: Ints | None, tau: int) -> None:
-    if ids is None or support is None or ids.ndim != 2 or ids.shape != (len(support), n):
-        shape = None if ids is None else ids.shape
-        raise RuleSetError(f"rules of order {n} must have {n} ids and a count each", shape)
-    if ids.dtype != np.int32 or support.dtype != np.int64:
-        raise RuleSetError("rule ids must be int32 and counts int64", f"{ids.dtype}")
+def _check_order(n: int, ids: Ids, support: Ints, tau: int) -> None:
+    rule = f"rules of order {n} must have {n} ids (int32) and a count (int64) each"
+    kinds = (ids.dtype, support.dtype) == (np.int32, np.int64)
+    found = f"{ids.dtype} {ids.shape}, {support.dtype} {support.shape}"
+    require(kinds and ids.shape == (len(support), n), RuleSetError, rule, found)
     if not len(ids):
         return
     low, high, least = int(ids.min()), int(ids.max()), int(support.min())

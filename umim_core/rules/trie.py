@@ -1,4 +1,4 @@
-"""The rule trie: its tables in memory and on disk, and the compiled loops that know its layout.
+"""The rule trie: its two tables, and the compiled loops that know their layout.
 
 The trie is one open-addressing hash table of 8-byte words; a node is the slot that it lies in, so
 no child is stored::
@@ -11,27 +11,16 @@ With the rules (1,2) and (1,2,3), if (1,2) lies in slot 7::
     slot 7      1 << 20          | 2 << 2 | 1 << 1 | 1
     elsewhere   (2^18 + 7) << 20 | 3 << 2 |          1
 
-Whatever the words hold, no loop leaves the arrays: slots are computed, never read, and a walk is at
-most 16 tokens long. One empty slot ends every search. A bit set next to the trie holds the pairs
-that begin a rule: it fits the cache, and most positions of a text end there.
+A walk is at most 16 tokens long, and an empty slot ends every search. A bit set next to the trie
+holds the pairs that begin a rule: it fits the cache, and most positions of a text end there.
 
-``matcher/tables.npy`` is one array of 64-bit words, so that one check of its bytes covers all::
-
-    0        layout version
-    1        number of slots S
-    2        1 if no rule lies inside another, for people: nothing relies on it
-    3        0
-    4 .. 7   SHA-256 of the rule set that it was made of
-    8 ..     S slots, then the bit set of pairs
-
-That is 13 bytes per distinct prefix of two or more ids: at most 41 per rule of four, and about 28
-for millions of rules, which share theirs.
+Both take 13 bytes per distinct prefix of two or more ids: at most 41 per rule of four, and about 28
+for millions of rules, which share theirs. 600,000 rules take 40 ms to put in.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numba
@@ -41,9 +30,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from umim_core.errors import ArtifactError
+from umim_core.errors import RuleSetError, require
 from umim_core.rules.grams import MAX_LONGEST, pack_spans
-from umim_core.store.arrays import open_array, save_array
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, Ids, Ints
 
 Words = NDArray[np.uint64]
@@ -62,14 +50,9 @@ _WORD: Final = np.uint64(6)  # 2^6 bits in a word
 _BIT: Final = np.uint64(63)
 _AHEAD: Final = 16  # positions between fetching a slot and reading it
 _RING: Final = 2 * _AHEAD - 1  # mask of a ring of positions; longer than _AHEAD
-_SPARE: Final = 16  # slots that a search may look at in vain, on average; it is below one
-_LAYOUT: Final = 1
-_HEADER: Final = 8  # words
-_DIGEST: Final = slice(4, 8)
 _LOAD: Final = 0.6  # 0.5 takes 5 bytes a rule more and gains nothing over the bit set
 _BITS_PER_PAIR: Final = 6  # about one absent pair in seven passes
 _MAX_SLOTS: Final = (1 << 32) - 1  # a slot is found by 32 bits of the hash
-_DTYPE: Final = np.dtype("<u8")
 _T = TypeVar("_T", bound=np.generic)
 _njit = numba.njit(cache=True, nogil=True)
 
@@ -179,52 +162,6 @@ def insert(ids: Ids, slots: Words, pairs: Words) -> None:
             flag = _RULE if column + 1 == ids.shape[1] else _CONTINUES
             slots[slot] |= (key << _FLAGS) | flag
             parent = _FIRST_NODE + slot
-
-
-@_njit
-def holds(ids: Ids, slots: Words, bits: Words) -> bool:
-    """Return whether the rules ``ids`` [R, n] are in the trie; set their pairs in ``bits``.
-
-    A search that takes longer than in a table that ``insert`` filled counts as none. Prefixes of
-    one length are looked up after each other, so that their slots can be fetched ahead.
-    """
-    spare = _SPARE * (ids.size + _SPARE)
-    rows, last = ids.shape[0], ids.shape[1] - 1
-    parents = ids[:, 0].astype(np.int64)
-    for column in range(1, last + 1):
-        flag = _RULE if column == last else _CONTINUES
-        for row in range(rows):
-            if row + _AHEAD < rows:
-                ahead = _key(parents[row + _AHEAD], ids[row + _AHEAD, column])
-                prefetch(slots, _home(_hash(ahead), slots))
-            key = _key(parents[row], ids[row, column])
-            hashed = _hash(key)
-            if column == 1:
-                bit = _pair_bit(hashed, bits)
-                bits[np.int64(bit >> _WORD)] |= _ONE << (bit & _BIT)
-            slot = _home(hashed, slots)
-            while slots[slot] >> _FLAGS != key:
-                spare -= 1
-                if slots[slot] == _EMPTY or spare < 0:
-                    return False
-                slot += 1
-                if slot == slots.size:
-                    slot = 0
-            if slots[slot] & flag == _EMPTY:
-                return False
-            parents[row] = _FIRST_NODE + slot
-    return True
-
-
-@_njit
-def survey(slots: Words) -> tuple[int, int, int]:
-    """Return how many slots are used, how many are rules, and how many go on to a longer one."""
-    used, rules, continued = 0, 0, 0
-    for word in slots:
-        used += int(word != _EMPTY)
-        rules += int(word & _RULE)
-        continued += int(word & _CONTINUES != _EMPTY)
-    return used, rules, continued
 
 
 @_njit
@@ -371,110 +308,46 @@ class MatcherTables:
     @classmethod
     def build(cls, ids_by_order: dict[int, Ids]) -> MatcherTables:
         """Build the tables of rules [R_n, n] (int32) per order, rows ascending, ids < 2^18."""
-        size = _size(_prefix_counts(ids_by_order)[0])
-        if size > _MAX_SLOTS:
-            raise ArtifactError(
-                f"the rules must need at most {_MAX_SLOTS} slots", size, "Raise tau."
-            )
+        nodes, first_pairs = _prefix_counts(ids_by_order)
+        size = int(nodes / _LOAD) + 1  # some stay free, which ends every search
+        rule = f"the rules must need at most {_MAX_SLOTS} slots"
+        require(size <= _MAX_SLOTS, RuleSetError, rule, size, "Raise tau.")
         slots = np.zeros(size, dtype=np.uint64)
-        pairs = np.zeros(0, dtype=np.int64)
-        for ids in ids_by_order.values():
-            pairs = union(pairs, pack_spans(ids[:, :2]))
-        bits = np.zeros(len(pairs) * _BITS_PER_PAIR // 64 + 1, dtype=np.uint64)
+        pairs = np.zeros(first_pairs * _BITS_PER_PAIR // 64 + 1, dtype=np.uint64)
         for ids in _rows(ids_by_order):
-            insert(ids, slots, bits)
-        return cls(_read_only(slots), _read_only(bits))
+            insert(ids, slots, pairs)
+        return cls(_read_only(slots), _read_only(pairs))
 
     def infix_free(self, ids_by_order: dict[int, Ids]) -> bool:
         return not any(holds_shorter(ids, self.slots) for ids in _rows(ids_by_order))
 
-    def write(self, path: Path, digest: str, ids_by_order: dict[int, Ids]) -> None:
-        header = np.zeros(_HEADER, dtype=_DTYPE)
-        header[:3] = _LAYOUT, len(self.slots), self.infix_free(ids_by_order)
-        header[_DIGEST] = _digest_words(digest)
-        save_array(path, np.concatenate([header, self.slots, self.pairs]))
-
-    @classmethod
-    def read(cls, path: Path, digest: str, ids_by_order: dict[int, Ids]) -> MatcherTables:
-        """Map the tables of rules [R_n, n] with a SHA-256 (hex) from what :meth:`write` wrote.
-
-        The bytes must have been checked against the manifest. Here every rule is looked up, so the
-        tables hold these rules, no others, and no state that no rule passes.
-        """
-        words = open_array(path)
-        if words.dtype != _DTYPE or words.ndim != 1 or words.size < _HEADER + 2:
-            raise ArtifactError(
-                f"{path} must be one row of at least {_HEADER + 2} unsigned 64-bit words",
-                f"{words.dtype} {words.shape}",
-                "Mine the rules again.",
-            )
-        layout, size, infix_free, reserved = (int(word) for word in words[:4])
-        if layout != _LAYOUT:
-            raise ArtifactError(
-                f"{path} must have layout {_LAYOUT}",
-                layout,
-                "Use the version of umim that wrote it, or mine the rules again.",
-            )
-        slots, pairs = words[_HEADER : _HEADER + size], words[_HEADER + size :]
-        fits = 0 < len(slots) == size and len(pairs) > 0 and infix_free in (0, 1) and not reserved
-        signed = fits and np.array_equal(words[_DIGEST], _digest_words(digest))
-        if not signed or not _hold(slots, pairs, ids_by_order):
-            raise ArtifactError(
-                f"{path} must be made of the rules in its folder", "other rules", "Mine them again."
-            )
-        return cls(slots, pairs)
-
-
-def _hold(slots: Words, pairs: Words, ids_by_order: dict[int, Ids]) -> bool:
-    """Return whether tables hold the rules, and by their numbers nothing else."""
-    bits = np.zeros(len(pairs), dtype=np.uint64)
-    nodes, continued = _prefix_counts(ids_by_order)
-    rules = sum(map(len, ids_by_order.values()))
-    return (
-        len(slots) == _size(nodes)
-        and survey(slots) == (nodes, rules, continued)
-        and all(holds(ids, slots, bits) for ids in _rows(ids_by_order))
-        and np.array_equal(bits, pairs)
-    )
-
 
 def _rows(ids_by_order: dict[int, Ids]) -> list[Ids]:
-    return [_read_only(np.ascontiguousarray(ids_by_order[n]).view()) for n in ids_by_order]
-
-
-def _size(nodes: int) -> int:
-    """Return the slots of a table; some stay free, which ends every search."""
-    return int(nodes / _LOAD) + 1
+    return [_read_only(np.ascontiguousarray(ids).view()) for ids in ids_by_order.values()]
 
 
 def _prefix_counts(ids_by_order: dict[int, Ids]) -> tuple[int, int]:
-    """Return how many prefixes of two or more ids the rules have, and how many go on to a longer.
+    """Return how many prefixes of two or more ids the rules have, and how many of two.
 
     A prefix of up to three ids is packed as it is, a longer one with the rank of the one before::
 
         (a b c d)   rank of (a b c) << 18 | d
     """
-    nodes, continued, longest = 0, 0, max(ids_by_order)
+    counts, longest = [0], max(ids_by_order)
     keys = {n: pack_spans(ids[:, :1]) for n, ids in ids_by_order.items()}
-    for length in range(2, longest):
-        longer = np.zeros(0, dtype=np.int64)
+    for length in range(2, longest + 1):
+        prefixes = np.zeros(0, dtype=np.int64)
         for n in range(length, longest + 1):
             keys[n] = (keys[n] << TOKEN_BITS) | ids_by_order[n][:, length - 1]
-            if n > length:
-                longer = union(longer, keys[n])
-        nodes += len(union(longer, keys[length]))
-        continued += len(longer)
-        if 3 <= length < longest - 1:
+            prefixes = union(prefixes, keys[n])
+        counts.append(len(prefixes))
+        if length >= 3:
             for n in range(length + 1, longest + 1):
-                keys[n] = np.searchsorted(longer, keys[n])
-    return nodes + len(ids_by_order[longest]), continued
-
-
-def _digest_words(digest: str) -> Words:
-    return np.frombuffer(bytes.fromhex(digest), dtype=_DTYPE)
+                keys[n] = np.searchsorted(prefixes, keys[n])
+    return sum(counts), counts[1]
 
 
 def _read_only(array: NDArray[_T]) -> NDArray[_T]:
-    """Forbid writing: arrays in memory and mapped ones have one type for the compiled loops."""
+    """Forbid writing, so that the compiled loops see one type, whoever made the array."""
     array.flags.writeable = False
     return array

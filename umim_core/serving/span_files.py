@@ -162,8 +162,7 @@ def _check_digest(path: Path, record: SpanRecord) -> None:
 
 def _read_table(path: Path, record: SpanRecord) -> RuleSet:
     """Read the spans and check them against the format."""
-    from umim_core.rules.origin import RuleOrigin
-    from umim_core.rules.ruleset import RuleSet
+    from umim_core.rules.ruleset import RuleOrigin, RuleSet
 
     try:
         tensors = load_file(path)

@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from umim_core.merging.module import MergeModule
-from umim_core.merging.forms.span_ops import inside_spans, reset_norm
+from umim_core.merging.forms.span_ops import reset_norm
 
 
 class NormedMean(MergeModule, kind="normed-mean"):
@@ -44,16 +44,8 @@ class NormedMean(MergeModule, kind="normed-mean"):
     def initialise(self, embedding_std, generator=None):
         reset_norm(self.norm_o, embedding_std)
 
-    @property
-    def table_offsets(self):
-        return 1
-
-    def project(self, tokens):
-        return tokens
-
-    def pool(self, projected, lengths):
-        inside = inside_spans(lengths, projected.shape[1])[..., None]
-        return self.norm_o(projected.where(inside, 0.0).sum(dim=1) / lengths[:, None])
+    def merge(self, tokens, lengths):
+        return self.norm_o(tokens.sum(dim=1) / lengths[:, None])
 '''
 
 

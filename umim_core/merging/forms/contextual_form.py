@@ -16,7 +16,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from umim_core.errors import ConfigError
 from umim_core.merging.forms.span_ops import draw_linear, inside_spans, reset_norm
 from umim_core.merging.module import MergeModule
 
@@ -72,21 +71,8 @@ class ContextualPooling(MergeModule, kind="attention", depth=3, positions=("none
             assert isinstance(layer, SpanAttention)  # noqa: S101  made so above
             layer.initialise(embedding_std, generator)
 
-    @property
-    def table_offsets(self) -> int:
-        """None: what a token contributes depends on its neighbours."""
-        return 0
-
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         tokens, inside = self.place(tokens, lengths), inside_spans(lengths, tokens.shape[1])
         for layer in self.layers:
             tokens = layer(tokens, inside)
         return self.pool(self.values(tokens), lengths)
-
-    def project(self, tokens: Tensor) -> Tensor:
-        """Refuse: what a token contributes depends on its neighbours."""
-        raise ConfigError(
-            "a merge module must project every token on its own to be tabulated",
-            f"depth {self.form.depth}",
-            "Call the module itself; there is no table for it.",
-        )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from umim_core.merging.forms.span_ops import draw_linear, inside_spans
+from umim_core.merging.forms.span_ops import draw_linear
 from umim_core.merging.module import MergeModule
 
 
@@ -33,32 +33,10 @@ class LinearMerge(MergeModule, kind="linear"):
         draw_linear(self.linear_o, generator)
         self.reset_output(embedding_std)
 
-    @property
-    def table_offsets(self) -> int:
-        """Offsets that need a table of their own: all."""
-        return self.longest
-
-    def offsets_of(self, lengths: Tensor, width: int) -> Tensor:
-        """Return the offsets [N] of tokens, counted from the first."""
-        return torch.arange(width, device=lengths.device)
-
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Map tokens [M, N, d], zero beyond their span, to surrogates [M, d]; N at most longest."""
         count, width, size = tokens.shape
         missing = tokens.new_zeros(count, self.longest - width, size)
         joined = torch.cat([tokens, missing], dim=1).view(count, self.longest * size)
         out: Tensor = self.norm_o(self.linear_o(joined))
-        return out
-
-    def project(self, tokens: Tensor) -> Tensor:
-        """Compute W_t e_t of tokens [..., N, d] at offsets 0 .. N-1, N at most ``longest``."""
-        size = self.hidden_size
-        blocks = self.linear_o.weight.view(size, self.longest, size)[:, : tokens.shape[-2]]
-        return torch.einsum("...nd,ond->...no", tokens, blocks)
-
-    def pool(self, projected: Tensor, lengths: Tensor) -> Tensor:
-        """Add the products [M, N, d] inside spans of lengths [M]; return surrogates [M, d]."""
-        outside = ~inside_spans(lengths, projected.shape[1])
-        total = projected.masked_fill(outside[..., None], 0.0).sum(dim=1)
-        out: Tensor = self.norm_o(total + self.linear_o.bias)
         return out
