@@ -87,15 +87,6 @@ def test_a_row_never_outgrows_the_maximum() -> None:
         cache.begin(1)
 
 
-@pytest.mark.parametrize("counts", [[2, 0], [0, -1]])
-def test_rollback_beyond_a_row_is_refused(counts: list[int]) -> None:
-    cache = RowCache(1, 2, max_length=8)
-    write(cache, 1.0, 10.0)
-    with pytest.raises(GenerationError, match="between 0 and the length of its row"):
-        cache.rollback(torch.tensor(counts))
-    assert cache.lengths.tolist() == [1, 1]
-
-
 def test_mask_hides_what_lies_behind_a_rows_own_units() -> None:
     cache = RowCache(1, 3, max_length=8)
     for _ in range(3):

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from support.ngram_oracle import Grams, flat, grams_of
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
-from umim_core.errors import ConfigError, CorpusError, EvaluationError, NumericalError
+from umim_core.errors import CorpusError, EvaluationError, NumericalError
 from umim_core.mining.confidence import confidence_counts
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
@@ -110,11 +110,6 @@ def test_tau_and_filters_apply_to_the_runs(tiny_llama: Backbone, segments: list[
     assert filtered.infix_free
     assert 0 < len(filtered) < len(mined) + sum(1 for n in runs.values() if n == 1)
     assert grams_of(filtered).items() <= runs.items()
-
-
-def test_batches_of_no_segment_are_refused(tiny_llama: Backbone) -> None:
-    with pytest.raises(ConfigError, match="batch_size"):
-        mine(tiny_llama, np.arange(5), np.array([0, 5]), batch_size=0)
 
 
 def test_ids_beyond_the_vocabulary_are_refused(tiny_llama: Backbone) -> None:

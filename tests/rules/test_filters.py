@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from support.ngram_oracle import filtered
 from umim_core.config.rule_options import Containment, Overlap
-from umim_core.errors import ConfigError, RuleSetError
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.span_choice import choose_spans, saved_tokens
 from umim_core.rules.filters import filter_rules, overlap_mask, tau_for_size
@@ -175,11 +174,6 @@ def test_a_larger_tau_may_give_more_rules_and_the_budget_knows() -> None:
     assert tau_for_size(counts, 1, "none", "keep") == 9
 
 
-def test_a_budget_below_one_is_refused() -> None:
-    with pytest.raises(RuleSetError, match="budget must be at least 1"):
-        tau_for_size(zipf_counts(0, 2), 0, "greedy", "drop")
-
-
 def spans_of(rules: RuleSet) -> set[tuple[int, ...]]:
     return {tuple(ids) for part in rules.ids_by_order.values() for ids in part.tolist()}
 
@@ -222,8 +216,3 @@ def test_chosen_spans_save_at_least_as_much_as_those_of_the_highest_counts(seed:
         return len(Matcher(rules).segment_many(ids, borders)[0])
 
     assert units(chosen) <= units(frequent)
-
-
-def test_no_spans_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
-        choose_spans(RuleSet.from_spans([(1, 2)]), np.array([1, 2]), np.array([0, 2]), 0)

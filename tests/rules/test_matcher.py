@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.span_texts import Spans, spans_and_texts
 from support.unit_counts import units_of
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import CorpusError
 from umim_core.rules.matcher import Matcher, SuffixMatcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID
@@ -168,17 +168,6 @@ def test_read_only_ids_are_segmented_and_left_alone() -> None:
     assert writable.flags.writeable
 
 
-@settings(max_examples=100)
-@given(case=rules_and_ids(), span=st.lists(st.integers(0, 4), max_size=6))
-def test_contains_knows_exactly_the_rules(case: tuple[list[int], Spans], span: list[int]) -> None:
-    ids, spans = case
-    matcher = Matcher(RuleSet.from_spans(spans))
-    assert all(matcher.contains(rule) for rule in spans)
-    assert matcher.contains(span) == (tuple(span) in spans)
-    for n in range(18):
-        assert matcher.contains(ids[:n]) == (tuple(ids[:n]) in spans)
-
-
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
@@ -284,20 +273,3 @@ def parts(span: tuple[int, ...]) -> set[tuple[int, ...]]:
     """All shorter spans inside a span."""
     size = len(span)
     return {span[i:j] for i in range(size) for j in range(i + 2, size + 1) if j - i < size}
-
-
-@pytest.mark.parametrize(
-    ("tokens", "running"), [(3, 3), (3, 2), (2, 3), (1, 1), (2, 1)], ids=lambda rows: str(rows)
-)
-def test_another_number_of_rows_is_refused_and_changes_nothing(tokens: int, running: int) -> None:
-    suffixes = Matcher(RuleSet.from_spans({(1, 2)})).suffixes(2)
-    step(suffixes, [1, 1])
-    with pytest.raises(ConfigError, match="tokens and running must have 2 rows; got shapes"):
-        suffixes.advance(np.full(tokens, 2), np.ones(running, dtype=np.bool_))
-    assert step(suffixes, [2, 2]) == [(1, (1, 2))] * 2
-
-
-def test_tokens_in_rows_and_columns_are_refused() -> None:
-    suffixes = Matcher(RuleSet.from_spans({(1, 2)})).suffixes(1)
-    with pytest.raises(ConfigError, match=r"got shapes \(1, 1\) and \(1,\)"):
-        suffixes.advance(np.ones((1, 1), dtype=np.int64), np.ones(1, dtype=np.bool_))

@@ -118,12 +118,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
             What attention may look at: views of the buffers [B, H, longest row + W, D]; no copy.
         """
         plan = self.plan
-        if plan is None or plan.width != key_states.shape[2]:
-            raise GenerationError(
-                "RowCache.begin(width) must come before each forward",
-                f"{key_states.shape[2]} new columns, planned {plan and plan.width}",
-                "Call begin, forward, then commit.",
-            )
+        assert plan is not None  # noqa: S101  RowCache.begin
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None  # noqa: S101  just allocated
@@ -157,9 +152,6 @@ class RowCache(Cache):
     def __init__(
         self, num_layers: int, batch_size: int, max_length: int, device: torch.device | str = "cpu"
     ) -> None:
-        for name, size in (("layers", num_layers), ("rows", batch_size), ("columns", max_length)):
-            if size < 1:
-                raise GenerationError(f"a cache must have at least one of its {name}", size)
         self._rows = [RowLayer(max_length, _FIRST_CAPACITY) for _ in range(num_layers)]
         super().__init__(layers=list(self._rows))
         self.max_length = max_length
@@ -171,8 +163,7 @@ class RowCache(Cache):
     def plan(self) -> WritePlan:
         """Where the forward under way writes."""
         plan = self._rows[0].plan
-        if plan is None:
-            raise GenerationError("RowCache.begin(width) must come first", None)
+        assert plan is not None  # noqa: S101  begin
         return plan
 
     def begin(self, width: int) -> None:
@@ -203,11 +194,6 @@ class RowCache(Cache):
 
     def rollback(self, counts: Tensor) -> None:
         """Forget the last units of each row [B] (integers on the CPU): no state is moved."""
-        if bool(((counts < 0) | (counts > self.lengths)).any()):
-            raise GenerationError(
-                "a rollback must lie between 0 and the length of its row",
-                f"counts {counts.tolist()}, lengths {self.lengths.tolist()}",
-            )
         self.lengths = self.lengths - counts.to(torch.int64)
         self._finish()
 

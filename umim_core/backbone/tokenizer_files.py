@@ -96,7 +96,6 @@ def quantisation_note(name: str) -> str:
 def load_tokenizer(
     name: str, *, revision: str | None = None, local_files_only: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer by embedded or packaged name, directory or hub repository."""
     where = check_place("tokenizer", name, _SETTINGS, revision, local_files_only)
     foreign = where == name  # others were checked when they were made
     with typed_errors("tokenizer", name):

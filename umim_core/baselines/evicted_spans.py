@@ -5,7 +5,7 @@ proves that the road to a comparison adds nothing.
 
 Raw columns of span eviction stay until their span is old, then its last one alone. The rules decide
 which columns go and when; after a context whose spans are all old enough as many columns stay as
-merging would have left units. See ``merging.span_eviction``.
+merging would have left units. See ``inference.row_eviction``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, EvictedColumns, HeldColumns
-from umim_core.merging.span_eviction import check_age, last_queries
+from umim_core.inference.row_eviction import SINKS
 from umim_core.rules.matcher import Matcher
 from umim_core.text.token_ids import Ints
 
@@ -38,10 +38,11 @@ class OldSpansGone(CachePolicy):
 
 
 def evicted_spans(backbone: Backbone, matcher: Matcher, *, age: int) -> EvictedColumns:
-    check_age(age)
-
     def policy(ids: Ints) -> OldSpansGone:
-        last = last_queries(matcher.segment(ids), age, certain=0)
-        return OldSpansGone(np.flatnonzero(last >= len(ids)))
+        starts, lengths = matcher.segment(ids)
+        ends = starts + lengths - 1
+        kept = np.repeat(ends + age >= len(ids), lengths)  # young spans, certain at the end
+        kept[ends] = kept[:SINKS] = True
+        return OldSpansGone(np.flatnonzero(kept))
 
     return EvictedColumns(policy, age)

@@ -93,7 +93,6 @@ class Checkpoint:
     def recommending(
         self, merge: Merge, raw_tail: int = 0, roles: Sequence[Role] = USER
     ) -> Checkpoint:
-        """Return the checkpoint with other defaults of what its generations merge."""
         check_merge(merge)
         check_raw_tail(raw_tail, merge)
         check_roles(roles)
@@ -102,11 +101,9 @@ class Checkpoint:
         return replace(self, config=config)
 
     def with_budget(self, budget: float | None) -> Checkpoint:
-        """Return the checkpoint with another price up to which its rules merge by default."""
         return replace(self, config=self.config.model_copy(update={"budget": budget}))
 
     def noting(self, backbone: Backbone, reason: str) -> Checkpoint:
-        """Return the checkpoint with a note why a backbone of another kind is good enough."""
         differences = self.backbone_differences(backbone)
         if not reason.strip() or backbone.hidden_size != self.config.hidden_size:
             self.check_backbone(backbone)
@@ -119,7 +116,6 @@ class Checkpoint:
         return replace(self, config=self.config.model_copy(update={"training": training}))
 
     def check_backbone(self, backbone: Backbone) -> None:
-        """Refuse a backbone or tokenizer other than the checkpoint's own."""
         if differences := self.backbone_differences(backbone):
             raise BackboneMismatchError(
                 f"this checkpoint belongs to {self.config.backbone} "
@@ -141,7 +137,6 @@ class Checkpoint:
         return identity.differences(known.model_type, known.config, known.weights)
 
     def check_vocabulary(self, backbone: Backbone) -> None:
-        """Refuse a tokenizer other than the checkpoint's own, and rules that do not fit it."""
         fingerprint = self.config.tokenizer_fingerprint
         if fingerprint and not backbone.has_tokenizer(fingerprint):
             raise TokenizerMismatchError(
@@ -162,12 +157,10 @@ class Checkpoint:
         write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
 
     def save(self, directory: str | Path) -> None:
-        """Write the checkpoint directory; it must not exist yet."""
         publish_directory(Path(directory), self.write)
 
     @classmethod
     def load(cls, name: str | Path) -> Checkpoint:
-        """Load a checkpoint by embedded name or directory."""
         directory = resolve_checkpoint(name)
         names = ("config.json", WEIGHTS)
         read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, required=names)

@@ -121,7 +121,6 @@ def after_pruning(
 
 
 def to_compare(recipe: Path) -> list[str]:
-    """Return how to run a recipe from the checkout and where it is compared."""
     return [
         "To compare it in MLflow, with the pipeline of the checkout:",
         f"  {shlex.join(['python', '-m', 'flows', 'run', str(recipe)])}",

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from umim_core.errors import GenerationError, NumericalError
 from umim_core.inference.choice import Stopper, TokenChooser, log_probs
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward, GeneratedUnits, GenerationState, Row, Timings
-from umim_core.inference.prefix_store import SharedPrefix
+from umim_core.inference.prefix_store import PrefixStore, SharedPrefix
 from umim_core.inference.prompts import (
     Prompts,
     TokenPrompt,
@@ -39,6 +39,7 @@ from umim_core.inference.prompts import (
     read_prompts,
 )
 from umim_core.inference.row_eviction import RowEviction
+from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Advance, Matcher
 from umim_core.text.token_ids import Ints
@@ -92,16 +93,6 @@ class Reader(Protocol[C]):
 
     def gathered(self, places: Sequence[tuple[C, int]]) -> C:
         """Return columns with copies of rows of others."""
-
-
-class Store(Protocol[C]):
-    """Keeps the columns of rows that leave, for prompts that begin alike (``PrefixStore``)."""
-
-    def find(self, ids: Ints, starts: Ints) -> SharedPrefix[C] | None: ...
-
-    def put(self, ids: Ints, starts: Ints, place: tuple[C, int]) -> None: ...
-
-    def clear(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -192,11 +183,11 @@ class _Request(Generic[C]):
 class Batch(Generic[C]):
     """Rows that run together; for one thread.
 
-    With a store others may join, and the columns of rows that leave are kept for prompts that begin
-    alike.
+    With a store, which is for an engine, others may join, and the columns of rows that leave are
+    kept for prompts that begin alike.
     """
 
-    def __init__(self, reader: Reader[C], store: Store[C] | None = None) -> None:
+    def __init__(self, reader: Reader[C], store: PrefixStore | None = None) -> None:
         self._reader, self._store = reader, store
         self._requests: list[_Request[C]] = []
 
@@ -266,7 +257,8 @@ class Batch(Generic[C]):
         eviction = RowEviction.of(options.span_eviction, model, rows, past is not None)
         shared, several = None, self._store is not None or len(rows) > 1
         if self._store is not None and len(prompts) == 1 and past is None:
-            shared = self._store.find(read.ids[0], read.cuts[0][0])
+            found = self._store.find(read.ids[0], read.cuts[0][0])
+            shared = cast("SharedPrefix[C] | None", found)
         columns, logits = self._reader.begin(read, options, new, past, shared, several)
         for row in rows:
             row.reused = 0 if shared is None else shared.units
@@ -337,7 +329,7 @@ class Batch(Generic[C]):
                 row, place = request.rows[number], request.places.pop(number)
                 is_whole = request.eviction is None and row.error is None and not row.past
                 if self._store is not None and is_whole:
-                    self._store.put(*row.held(), place)
+                    self._store.put(*row.held(), cast("tuple[UnitCache, int]", place))
             stay = [at for at, number in enumerate(present) if number in request.places]
             request.logits = request.logits[stay]
             if not stay:
@@ -354,7 +346,6 @@ class Batch(Generic[C]):
         self.forget()
 
     def _feed(self, requests: Sequence[_Request[C]]) -> None:
-        """Read the tokens that some requests chose last."""
         rows = [(request, row) for request in requests for row in request.present]
         columns = self._together(requests)
         steps = [request.advance() for request in requests]

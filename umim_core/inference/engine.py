@@ -53,7 +53,10 @@ from umim_core.text.token_ids import Ints
 
 
 class Engine:
-    """Reads prompts and generated units by a merged model; the module's weights are fixed."""
+    """Reads prompts and generated units by a merged model; the module's weights are fixed.
+
+    ``batch.Reader`` says what ``matcher``, ``begin``, ``feed`` and ``gathered`` do.
+    """
 
     def __init__(self, merged_model: MergedModel) -> None:
         self.merged_model, self.backbone = merged_model, merged_model.backbone
@@ -61,17 +64,13 @@ class Engine:
         self._latest: tuple[float, Matcher] | None = None
 
     def matcher(self, options: GenerateOptions) -> Matcher | None:
-        """Return the matcher of generated tokens; None where they stay raw.
-
-        The latest one of a bound on prices is kept.
-        """
         if not options.merges_generated(self.merged_model):
             return None
         matcher = self.merged_model.require_matcher()
         bound = options.decode_bound(self.merged_model)
         if bound is None:
             return matcher
-        latest = self._latest  # another thread may replace it
+        latest = self._latest  # the newest one is kept; another thread may replace it
         if latest is None or latest[0] != bound:
             self._latest = latest = bound, Matcher(rules_under(matcher.rules, bound))
         return latest[1]
@@ -138,11 +137,6 @@ class Engine:
         shared: SharedPrefix[UnitCache] | None,
         several: bool,
     ) -> tuple[UnitCache, Tensor]:
-        """Read prompts: columns, in rows side by side for each sample, and logits [B, V].
-
-        There is room for so many new tokens. ``shared`` has columns of the only prompt; several
-        rows may run together.
-        """
         cache = self._cache_for(prompts, options, new, past, several)
         before = [0] * len(prompts.ids) if past is None else [len(ids) for ids in past.fed_ids]
         if shared is not None:
@@ -213,11 +207,6 @@ class Engine:
     def feed(
         self, step: Advance, tokens: Ints, columns: UnitCache, positions: Tensor | None
     ) -> Tensor:
-        """Roll back, feed one unit per row, return the next logits [B, V].
-
-        The newest tokens [B] of ended rows mean nothing. Positions [B, 1] are those of the newest
-        tokens; None where they are columns.
-        """
         cache, trunk = columns.units, self.merged_model.trunk
         if step.rollback.any():
             cache.rollback(torch.from_numpy(step.rollback))
@@ -229,5 +218,4 @@ class Engine:
         return self.backbone.head(hidden)[:, 0]
 
     def gathered(self, places: Sequence[tuple[UnitCache, int]]) -> UnitCache:
-        """Return columns with copies of rows of others."""
         return UnitCache.of_rows(places)

@@ -25,7 +25,6 @@ from umim_core.errors import GenerationError, did_you_mean, require
 from umim_core.inference.choice import ON_IDS, PLAIN, WARPERS, end_ids, eos_ids, stop_texts
 from umim_core.inference.outputs import Observer
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.span_eviction import check_age
 from umim_core.text.roles import check_roles
 
 NEW_TOKENS: Final = 64
@@ -99,6 +98,7 @@ _KINDS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "no_repeat_ngram_size": ("an integer", _whole),
     "n": ("an integer", _whole),
     "seed": ("an integer of at least 0", _count),
+    "span_eviction": ("an integer of at least 0", _count),
     "streams": ("integers of at least 0, one per row", _counts),
     "logprobs": ("an integer of at least 0", _count),
     "decode_max_damage": ("a number of nats per saved token, inf for all rules", _price),
@@ -164,8 +164,6 @@ class GenerateOptions(PlainOptions):
             check_merge(self.merge)
         if self.raw_tail is not None:
             check_raw_tail(self.raw_tail, self.merge or "prompt")
-        if self.span_eviction is not None:
-            check_age(self.span_eviction)
         if self.roles is not None:
             check_roles(self.roles)
         _need(
@@ -186,7 +184,6 @@ class GenerateOptions(PlainOptions):
         }
 
     def _check_sampling(self, sampled: bool) -> None:
-        """Refuse options of sampling where nothing is drawn."""
         given = self._given | {"seed": self.seed, "streams": self.streams}
         idle = [name for name, same in SAMPLING.items() if given.get(name) not in (None, same)]
         _need(
@@ -236,7 +233,6 @@ class GenerateOptions(PlainOptions):
 
     @property
     def samples(self) -> int:
-        """Rows that each prompt gets."""
         number = self.settings.num_return_sequences
         return 1 if number is None else int(number)
 
@@ -299,7 +295,6 @@ class GenerateOptions(PlainOptions):
         return config
 
     def reading(self, merged_model: MergedModel) -> MergedModel:
-        """Return the model that reads prompts as the options say."""
         return merged_model.reading(self.merge or "all", self.raw_tail or 0)
 
     def merges_generated(self, merged_model: MergedModel) -> bool:

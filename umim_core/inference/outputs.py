@@ -232,7 +232,6 @@ class GenerationState:
         return () if self._cache is None else tuple(self._cache.lengths.tolist())
 
     def check(self, rows: int, merged_model: MergedModel) -> None:
-        """Refuse a turn that cannot continue the state."""
         require(
             self._cache is not None,
             GenerationError,

@@ -26,13 +26,10 @@ from typing import Final, Generic, TypeVar
 
 import numpy as np
 
-from umim_core.errors import ConfigError, require
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.text.token_ids import Ints
 
 MOST_ROWS: Final = 4096  # their keys take 100 bytes a unit, beside columns of 500 and more
-
-
 C = TypeVar("C")
 
 
@@ -60,13 +57,6 @@ class PrefixStore:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        require(
-            max_bytes >= 0,
-            ConfigError,
-            "kept columns must take 0 bytes or more",
-            max_bytes,
-            "Give 0.",
-        )
         self._max_bytes = max_bytes
         self._prefixes: OrderedDict[int, _StoredPrefix] = OrderedDict()  # by number
         self._newest: dict[int, int] = {}  # from a key to a number

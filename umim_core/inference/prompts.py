@@ -44,7 +44,6 @@ class Prompts:
     packed: PackedUnits
 
     def behind(self, tokens: int, units: int) -> Prompts:
-        """Return the rest of the only prompt."""
         starts, lengths = self.cuts[0]
         ids, cut = self.ids[0][tokens:], (starts[units:] - tokens, lengths[units:])
         return Prompts([ids], [cut], pack_rows([ids], [cut], device=self.packed.starts.device))
@@ -121,7 +120,6 @@ def positions_taken(held: int, new_tokens: int) -> int:
 
 
 def check_room(backbone: Backbone, positions: int, new_tokens: int) -> None:
-    """Refuse what the backbone has no room for."""
     most = backbone.max_positions
     require(
         most is None or positions <= most,

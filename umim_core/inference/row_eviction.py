@@ -1,16 +1,26 @@
-"""Span eviction while generating: rows whose cache drops the columns of old spans.
+"""Span eviction while generating: the KV cache drops all columns of a rule's span but the last.
 
-Prompts and generated tokens are read raw. After every forward the columns of spans that have grown
-old go (``merging.span_eviction``); those that stay keep their positions. A prompt is read whole
-before anything goes, and its spans are certain at its end; no span crosses the border to the
-generated tokens, as in merging.
+Every token is read raw, by the backbone alone. The last token of a span has seen the others, so
+what they say is still in the cache when their columns are gone; the columns that stay keep their
+positions. No module takes part, and no forward is added. A span [s, e] gives up its columns
+s .. e - 1 as soon as, t being the last token that was read,
 
-With the prompt a b c d, the rule (b, c), W = 1 and the generated tokens x y::
+    t - e >= W      the span is W tokens old, and
+    t - s >= 3      no rule of up to 4 tokens can change it any more (of longer ones, the longest
+                    less one): it is certain, whatever follows.
+
+A prompt is read whole before anything goes, and its spans are certain at its end; no span crosses
+the border to the generated tokens, as in merging. With the prompt a b c d, the rule (b, c), W = 1
+and the generated tokens x y::
 
     columns   a b c d     read whole; (b, c) is one token old
               a c d       after the prefill
               a c d x     positions 0 2 3 4
               a c d x y
+
+The first token of a text keeps its column whatever the rules say: where nothing else is of interest
+a model attends to it (an attention sink), and without it later states lose their scale. Source:
+Xiao et al., Efficient Streaming Language Models with Attention Sinks (2024).
 """
 
 from __future__ import annotations
@@ -18,6 +28,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +36,10 @@ from numpy.typing import NDArray
 from umim_core.errors import GenerationError, require
 from umim_core.inference.outputs import Row
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.span_eviction import SINKS
 from umim_core.rules.matcher import Matcher
 from umim_core.text.token_ids import Ints
+
+SINKS: Final = 1  # first tokens of a text whose columns always stay
 
 
 class RowEviction:

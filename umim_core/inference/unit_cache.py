@@ -76,7 +76,6 @@ class UnitCache:
         return self.units if self.raw is None else self.raw
 
     def drop(self, columns: Sequence[Sequence[int]]) -> None:
-        """Drop columns of raw tokens of each row, by place; rising."""
         self.evictable.drop(columns)
 
     def repeated(self, times: int) -> UnitCache:
@@ -167,7 +166,6 @@ class UnitInputs:
         return self._merged_model.unit_states(packed, ids, states)
 
     def _unit_embeddings(self, packed: PackedUnits) -> Tensor:
-        """Embed the units of the prompts [B, S, d]."""
         if self._spans is None or not len(packed.span_ids):
             return self._backbone.embed(packed.token_ids)
         pooled = self._spans.merge(packed.span_ids, packed.span_lengths)

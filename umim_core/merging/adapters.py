@@ -134,7 +134,6 @@ def _size(linear: nn.Module) -> tuple[int, int]:
 
 
 def adapted(backbone: Backbone, adapters: SpanAdapters) -> Backbone:
-    """Return a twin of a backbone whose linear maps have the adapters."""
     sizes = {name.replace(".", "-"): size for name, size in linear_maps(backbone).items()}
     trained = {
         name: (down.shape[1], adapters.up[name].shape[2]) for name, down in adapters.down.items()

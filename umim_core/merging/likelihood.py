@@ -111,7 +111,6 @@ def check_rows(rows: Sequence[AnyInts], vocab_size: int) -> None:
 
 
 def check_positions(backbone: Backbone, positions: int, remedy: str) -> None:
-    """Refuse rows of more positions than a backbone has."""
     limit = backbone.max_positions
     rule = f"rows must fit the backbone's {limit} positions"
     fits = limit is None or positions <= limit
@@ -128,7 +127,6 @@ def _check_positions(layout: BranchLayout, backbone: Backbone) -> None:
 def _score_layout(
     rows: Sequence[AnyInts], leading: Sequence[int], layout: BranchLayout, merged_model: MergedModel
 ) -> list[TokenScores]:
-    """Run the forward of a layout and score its targets."""
     width = layout.trunk.shape[1]
     ids = np.zeros((len(rows), width + 1), dtype=np.int64)
     scored = np.zeros((len(rows), width), dtype=bool)
@@ -183,7 +181,6 @@ def finite_sum(log_probs: Tensor) -> float:
 
 
 def split_scores(scores: TokenScores, sizes: list[int]) -> list[TokenScores]:
-    """Cut scores into consecutive parts of the given sizes."""
     parts = zip(
         torch.split(scores.log_probs, sizes), torch.split(scores.greedy, sizes), strict=True
     )

@@ -79,7 +79,6 @@ class MergedModel:
 
     @property
     def _form(self) -> ModuleForm:
-        """The module's form; the paper's where there is no module of ours."""
         return self.module.form if isinstance(self.module, MergeModule) else PAPER_FORM
 
     @property
@@ -114,11 +113,9 @@ class MergedModel:
 
     @classmethod
     def without_merging(cls, backbone: Backbone) -> MergedModel:
-        """Return a backbone that reads raw tokens."""
         return cls(backbone, None, None)
 
     def base(self) -> MergedModel:
-        """Return the same backbone without merging."""
         return MergedModel.without_merging(self.backbone)
 
     def merging_by(self, matcher: Matcher) -> MergedModel:
@@ -128,7 +125,6 @@ class MergedModel:
         return replace(self, matcher=matcher, decode_max_damage=None)
 
     def reading(self, merge: Merge, raw_tail: int = 0) -> MergedModel:
-        """Return the model that reads prompts as a caller wants them."""
         check_merge(merge)
         check_raw_tail(raw_tail, merge)
         return self.base() if merge == "none" else replace(self, raw_tail=raw_tail)

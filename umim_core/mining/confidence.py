@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import ConfigError, CorpusError, NumericalError, require
+from umim_core.errors import CorpusError, NumericalError, require
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.grams import ORDERS
@@ -50,7 +50,6 @@ def confidence_counts(
     Returns:
         Per order n the spans [R_n, n], rows ascending, and how many runs they are [R_n].
     """
-    require(batch_size >= 1, ConfigError, "batch_size must be at least 1", batch_size, "Use 8.")
     check_offsets(offsets, len(ids))
     dropped = np.array(sorted({*excluded, *backbone.special_ids}), dtype=np.int64)
     rows_by_order: dict[int, list[Ids]] = {n: [np.zeros((0, n), dtype=np.int32)] for n in ORDERS}
@@ -81,7 +80,9 @@ def add_span_counts(parts: Sequence[SpanCounts]) -> SpanCounts:
     for n in ORDERS:
         rows = np.concatenate([np.zeros((0, n), np.int32), *(part[0][n] for part in parts)])
         each = np.concatenate([np.zeros(0, np.int64), *(part[1][n] for part in parts)])
-        spans[n], support[n] = _count_rows(rows, each)
+        spans[n], places = np.unique(rows, axis=0, return_inverse=True)
+        support[n] = np.zeros(len(spans[n]), dtype=np.int64)
+        np.add.at(support[n], places.reshape(-1), each)
     return spans, support
 
 
@@ -99,13 +100,3 @@ def _log_probs(backbone: Backbone, tokens: Ids, borders: Ints) -> NDArray[np.flo
     rule, remedy = "every log-probability must be a number", "Load the backbone in float32."
     require(not np.isnan(out).any(), NumericalError, rule, "NaN", remedy)
     return out
-
-
-def _count_rows(rows: Ids, weights: Ints) -> tuple[Ids, Ints]:
-    """Return the different rows, ascending, and the sum of each one's weights."""
-    order = np.lexsort(rows.T[::-1])
-    ordered = rows[order]
-    new = np.ones(len(ordered), dtype=np.bool_)
-    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    first = np.flatnonzero(new)
-    return ordered[first], np.add.reduceat(weights[order], first)

@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.config.rule_options import RuleOptions
-from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining.hashing import PartitionedCounts, rank_index, rank_indexes
 from umim_core.mining.kernel import (
     PARTITIONS,
@@ -36,13 +35,7 @@ from umim_core.mining.kernel import (
     scatter_keys,
     scatter_places,
 )
-from umim_core.rules.grams import (
-    LONGEST,
-    NgramCounts,
-    check_longest,
-    check_tau,
-    orders_to,
-)
+from umim_core.rules.grams import LONGEST, NgramCounts, orders_to
 from umim_core.text.token_ids import (
     MAX_TOKEN_ID,
     Ids,
@@ -81,18 +74,15 @@ def count_ngrams(
     Args:
         ids: Token ids, flat [T], 0 .. 2^18 - 1: an array, memory-mapped or not, or token files.
         offsets: Segment borders [num_segments + 1] (int64), first 0, last T.
-        tau: Least count, at least 1; overlapping occurrences count.
+        tau: Least count; overlapping occurrences count.
         excluded: Ids that take part in no gram.
         longest: 2 to 16; the orders above it, up to 4, are there without a gram.
         threads: Threads; None takes one per core. The result does not depend on them.
 
     Source: paper, "N-gram Extraction and Frequency Counting".
     """
-    check_tau(tau)
-    thread_count(threads)
     check_flat(ids)
     check_offsets(offsets, len(ids))
-    check_longest(longest, 2)
     dropped = excluded_mask(excluded)
     orders = orders_to(longest)
     counts = NgramCounts(dict.fromkeys(orders, NO_KEYS), dict.fromkeys(orders, NO_KEYS), tau)
@@ -115,8 +105,6 @@ def excluded_mask(excluded: Iterable[int]) -> NDArray[np.bool_]:
 
 def thread_count(threads: int | None) -> int:
     """Return a number of threads; None stands for one per core."""
-    if threads is not None and threads < 1:
-        raise RuleSetError("threads must be at least 1", threads, "Leave it out for all cores.")
     if threads is not None:
         return threads
     if sys.platform == "darwin":  # does not tell which cores a process may use
@@ -144,7 +132,6 @@ class OrderCounter:
         chunk_tokens: int = CHUNK_TOKENS,
         places: Places | None = None,
     ) -> None:
-        check_longest(order, 2)
         self.table = PartitionedCounts()
         self._order = order
         self._excluded = excluded
@@ -305,12 +292,6 @@ class Recount:
         """
         total = int(offsets[-1])
         end = total if high is None else min(high, total)
-        if self._counts_documents and not (len(document_ends) and document_ends[-1] >= end):
-            raise CorpusError(
-                f"documents must reach token {end}",
-                f"{len(document_ends)} ends, the last {document_ends[-1:].tolist()}",
-                "Give the end of every document.",
-            )
         tail = max(self.support) - 1
         ranks = np.empty(_RECOUNT_TOKENS + tail, dtype=np.int64)
         for start in range(low, end, _RECOUNT_TOKENS):
@@ -366,7 +347,6 @@ class LocalCounter:
     longest: int = LONGEST
 
     def count(self, tau: int) -> NgramCounts:
-        """Count everything that occurs at least ``tau`` times."""
         return count_ngrams(
             self.ids, self.offsets, tau, self.excluded, longest=self.longest, threads=self.threads
         )
@@ -374,7 +354,6 @@ class LocalCounter:
     def recount(
         self, keys: dict[int, Ints], document_ends: Ints | None
     ) -> tuple[dict[int, Ints], dict[int, Ints]]:
-        """Count given n-grams, and their documents where ends are given."""
         threads = thread_count(self.threads)
         total = int(self.offsets[-1])
         ranges = recount_ranges(total, document_ends, threads) or [(0, 0)]
@@ -419,8 +398,6 @@ def find_ngrams(
     """
     if not options.count_documents:
         return counter.count(options.tau)
-    if document_ends is None or not len(document_ends):
-        raise RuleSetError("counting documents needs their borders", "none", "Mine text.")
     counts = counter.count(options.tau)
     _, documents = counter.recount(counts.keys, document_ends)
     return NgramCounts(counts.keys, counts.support, counts.tau, documents)

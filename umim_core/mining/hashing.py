@@ -27,6 +27,7 @@ _MAX_LOAD: Final = 0.8
 _GROWTH: Final = 1.4
 _INDEX_LOAD: Final = 0.5
 _RUNS: Final = 4  # a power of two
+_MOST: Final = 2**63 - 1  # no count is larger
 BYTES_PER_PAIR: Final = 16
 
 
@@ -42,7 +43,6 @@ class PartitionedCounts:
 
     @property
     def nbytes(self) -> int:
-        """Size of the tables in bytes."""
         return sum(entries.nbytes for entries in self._entries)
 
     def add(self, partition: int, keys: Ints, weights: Ints = NO_WEIGHTS) -> None:
@@ -77,7 +77,7 @@ class PartitionedCounts:
 
     def items(self, partition: int, tau: int = 1) -> tuple[Ints, Ints]:
         """Return keys and counts of a partition that reach ``tau``, in the order of its slots."""
-        keys, counts = collect(self._entries[partition], tau)
+        keys, counts = collect(self._entries[partition], min(tau, _MOST))
         return keys, counts
 
     def frequent(self, tau: int, pool: Executor | None = None) -> tuple[Ints, Ints]:
@@ -99,7 +99,6 @@ class PartitionedCounts:
 
 
 def sort_pairs(keys: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Return keys and counts by rising key."""
     order = np.argsort(keys)
     return keys[order], counts[order]
 
@@ -117,7 +116,6 @@ def table_bytes(distinct: float) -> float:
 
 
 def index_bytes(keys: float) -> float:
-    """Return the size in bytes of :func:`rank_index` for so many keys."""
     return BYTES_PER_PAIR * max(16.0, keys / _INDEX_LOAD)
 
 

@@ -81,7 +81,6 @@ def insert(
 
 @_njit
 def rehash(old: Ints, new: Ints) -> None:
-    """Move the entries of a table into a larger, empty one."""
     end = new.size
     for entry in range(0, old.size, 2):
         if old[entry] != EMPTY:

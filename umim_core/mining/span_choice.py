@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import ConfigError, require
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID, Ints
@@ -24,7 +23,6 @@ def choose_spans(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints, count:
     Returns:
         K rules, or all that save anything where there are fewer; of the same origin.
     """
-    require(count >= 1, ConfigError, "the number of spans must be at least 1", count, "Use 8192.")
     rules = rules.with_prices(None)
     sizes = rules.sizes
     chosen = _highest(rules.support * (sizes - 1), count)

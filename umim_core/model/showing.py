@@ -127,12 +127,10 @@ class Shown(ABC):
     def views(self) -> tuple[View, ...]: ...
 
     def show(self, console: Console | None = None) -> None:
-        """Print text with merged spans coloured, and lines of figures; see ``View``."""
         for view in self.views:
             view.show(console)
 
     def html(self) -> str:
-        """Return a self-contained HTML fragment; see ``View``."""
         return "".join(view.html() for view in self.views)
 
     def _repr_html_(self) -> str:  # of notebooks

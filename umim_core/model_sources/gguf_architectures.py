@@ -119,7 +119,6 @@ _LLAMA3: Final = {
 
 
 def architecture_of(file: GgufFile) -> Architecture:
-    """Return the architecture of a GGUF file."""
     name = file.text("general.architecture")
     rule = f"a GGUF file must hold a model of the architectures {', '.join(ARCHITECTURES)}"
     found = f"{file.path} holds {name!r}"
@@ -223,7 +222,6 @@ def llama3_divisors(factor: float, theta: float, head_dim: int) -> NDArray[np.fl
 
 
 def unsupported(what: str, value: object) -> NoReturn:
-    """Refuse an entry or a tensor that cannot be converted exactly."""
     rule = f"{what} of a GGUF file must be something that this version can convert exactly"
     raise BackboneError(rule, value, DIRECTORY_INSTEAD)
 

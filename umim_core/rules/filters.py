@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.config.rule_options import Containment, Overlap
-from umim_core.errors import RuleSetError
 from umim_core.rules.grams import NgramCounts, pack_spans
 from umim_core.text.token_ids import Ids, Ints
 
@@ -138,8 +137,6 @@ def tau_for_size(counts: NgramCounts, most: int, overlap: Overlap, containment: 
     follow from the ends of these intervals, so the answer is exact: every smaller tau from
     ``counts.tau`` on gives more rules. It gives none at all where too many rules share one count.
     """
-    if most < 1:
-        raise RuleSetError("a rule budget must be at least 1", most, "Raise it, or give a tau.")
     firsts, lasts = [], []
     # Raising tau cuts off the worst rules, and greedy decides the better ones without them.
     ids = {n: counts.ids(n) for n in counts.orders}

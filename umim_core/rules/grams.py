@@ -126,24 +126,13 @@ def orders_to(longest: int) -> tuple[int, ...]:
     return tuple(range(2, max(LONGEST, longest) + 1))
 
 
-def check_longest(longest: int, least: int = LONGEST) -> int:
+def check_longest(longest: int) -> int:
     """Return the most tokens of a rule if rules may be so long."""
     require(
-        least <= longest <= MAX_LONGEST,
+        LONGEST <= longest <= MAX_LONGEST,
         RuleSetError,
-        f"longest, the most tokens of a rule, must lie in {least}..{MAX_LONGEST}",
+        f"longest, the most tokens of a rule, must lie in {LONGEST}..{MAX_LONGEST}",
         longest,
         f"Take {LONGEST} for prose, {MAX_LONGEST} for schemas, logs and tool results.",
     )
     return longest
-
-
-_MOST: Final = 2**63 - 1
-
-
-def check_tau(tau: int) -> int:
-    """Return ``tau`` if it is a usable threshold."""
-    remedy = "Choose the least count of a rule."
-    require(tau >= 1, RuleSetError, "tau must be at least 1", tau, remedy)
-    require(tau <= _MOST, RuleSetError, f"tau must be at most {_MOST}", tau, "No count is larger.")
-    return tau

@@ -26,17 +26,14 @@ def collision_rate(rules: RuleSet) -> float:
     return float(sizes[sizes > 1].sum() / len(rules)) if len(rules) else 0.0
 
 
-def collision_groups(rules: RuleSet, most: int) -> list[Ints]:
-    """Return rules that share a surrogate, the groups with the highest counts first.
-
-    Per group it is the places [>= 2] of its rules in the rule set (sorted by n, then ids).
-    """
+def collision_examples(rules: RuleSet, most: int) -> list[list[Rule]]:
+    """Return groups of rules that share a surrogate, the groups with the highest counts first."""
     order, sizes = _surrogates(rules)
     ends = np.cumsum(sizes)
     total = np.add.reduceat(rules.support[order], ends - sizes) if len(rules) else sizes
     shared = np.flatnonzero(sizes > 1)
     first = shared[np.argsort(-total[shared], kind="stable")][:most]
-    return [np.sort(order[ends[i] - sizes[i] : ends[i]]) for i in first]
+    return [_rules_at(rules, np.sort(order[ends[i] - sizes[i] : ends[i]])) for i in first]
 
 
 def _surrogates(rules: RuleSet) -> tuple[Ints, Ints]:
@@ -127,11 +124,6 @@ def coverage_curve(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> l
 
 def top_rules(rules: RuleSet, most: int) -> list[Rule]:
     return _rules_at(rules, np.argsort(-rules.support, kind="stable")[:most])
-
-
-def collision_examples(rules: RuleSet, most: int) -> list[list[Rule]]:
-    """Return groups of rules that share a surrogate, the groups with the highest counts first."""
-    return [_rules_at(rules, places) for places in collision_groups(rules, most)]
 
 
 def _rules_at(rules: RuleSet, places: Ints) -> list[Rule]:

@@ -16,9 +16,6 @@ The leftmost unit boundary among these from which a rule ends exactly at the new
 Longest-first, left-to-right matching of the whole text would cut the same units: growing a text by
 one token changes its segmentation only from the first boundary on whose longest rule now ends
 there. What a token costs does not depend on the length of the text.
-
-A row can be cut: what follows is a text of its own, which no rule enters from before the cut. With
-the rules (a, b) and (b, c), a cut before b leaves a raw, and c completes (b, c).
 """
 
 from __future__ import annotations
@@ -31,11 +28,11 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import ConfigError, CorpusError, GenerationError, require
-from umim_core.rules.grams import LONGEST, MAX_LONGEST
+from umim_core.errors import CorpusError, GenerationError, require
+from umim_core.rules.grams import LONGEST
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.trie import Words, advance, is_rule, segment
-from umim_core.text.token_ids import MAX_TOKEN_ID, Ints, check_offsets, read_ids
+from umim_core.rules.trie import Words, advance, segment
+from umim_core.text.token_ids import Ints, check_offsets, read_ids
 
 
 @dataclass(frozen=True)
@@ -68,13 +65,6 @@ class SuffixMatcher:
         Returns:
             How many units each row takes back and which unit it gets.
         """
-        # The compiled loop would write beyond the rows.
-        if not tokens.shape == running.shape == self._borders.shape:
-            raise ConfigError(
-                f"tokens and running must have {self._borders.size} rows",
-                f"shapes {tokens.shape} and {running.shape}",
-                "Give one token and one flag per row.",
-            )
         return Advance(*advance(tokens, running, self._recent, self._borders, self._slots))
 
 
@@ -113,8 +103,6 @@ class Matcher:
         Returns:
             Starts [S] (positions in the flat array), lengths [S], and unit borders [B + 1].
         """
-        rule, remedy = "threads must be at least 1", "Use 1 for this thread alone."
-        require(threads >= 1, ConfigError, rule, threads, remedy)
         tokens = read_ids(ids, 0, len(ids))
         borders = np.array(check_offsets(offsets, len(ids)), dtype=np.int64)
         goals = np.linspace(0, len(tokens), threads + 1)[1:-1]
@@ -147,11 +135,6 @@ class Matcher:
     def token_reduction(self, ids: NDArray[np.integer], offsets: Ints) -> float:
         """Return (raw tokens - units) / raw tokens of a text, ids [T] and segment borders."""
         return token_reduction(len(ids), len(self.segment_many(ids, offsets)[0]))
-
-    def contains(self, span: Sequence[int]) -> bool:
-        if not 2 <= len(span) <= MAX_LONGEST or not 0 <= min(span) <= max(span) <= MAX_TOKEN_ID:
-            return False
-        return bool(is_rule(np.array(span, np.int32), 0, len(span), self._tables.slots))
 
     def suffixes(self, rows: int) -> SuffixMatcher:
         return SuffixMatcher(self._tables.slots, rows, self.rules.longest)

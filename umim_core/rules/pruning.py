@@ -98,10 +98,9 @@ def cut_to_reduction(
     Rules are taken by rising price, of equal ones the most frequent first. Were the last one that
     is taken left out, the reduction would be below the target: it is met within one rule.
     Each trial matches the text anew with the rules of the trial; bisection finds their number. The
-    text is flat ids [T] and segment borders [num_segments + 1]. The target, (raw tokens - units) /
-    raw tokens, lies above 0 and below 15/16; only ``free`` rules [R] (bool) may stay, None for all.
+    text is flat ids [T] and segment borders [num_segments + 1]; only ``free`` rules [R] (bool) may
+    stay, None for all.
     """
-    check_target(target)
     order = _by_price(rules, price)
     if free is not None:
         order = order[free[order]]
@@ -149,7 +148,6 @@ def at_reduction(rules: RuleSet, target: float | None) -> RuleSet:
     """
     if target is None:
         return rules
-    check_target(target)
     price, steps = rules.require_prices(), np.array(rules.origin.price_steps, dtype=np.float32)
     require(
         len(steps) > 0,
@@ -180,7 +178,7 @@ def prune_by_damage(
     table: DamageTable,
     text: Text,
     target: float,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: PreTrainedTokenizerBase,
     protect: Sequence[str] = (),
 ) -> Cut:
     """Keep the rules of the least damage per saved token until they reach a token reduction.
@@ -189,11 +187,7 @@ def prune_by_damage(
         The rules with their prices; their origin records the price of the dearest, the protected
         patterns and what ``at_reduction`` reads.
     """
-    known = tokenizer is not None or not protect
-    require(known, ConfigError, "protected tokens need a tokenizer", list(protect), "Pass it.")
-    free = None
-    if tokenizer is not None and protect:
-        free = free_of(table.rules, protected_ids(tokenizer, protect))
+    free = _free(table.rules, tokenizer, protect) if protect else None
     rules = priced(table)
     cut = cut_to_reduction(rules, rules.require_prices(), text, target, free)
     origin = _protecting(cut.rules, protect).model_copy(update={"max_damage": cut.dearest})
@@ -253,7 +247,7 @@ def without_tokens(
     rules: RuleSet, tokenizer: PreTrainedTokenizerBase, protect: Sequence[str]
 ) -> RuleSet:
     """Return the rules that hold no protected token; their origin records the patterns."""
-    remaining = rules.take(free_of(rules, protected_ids(tokenizer, protect)))
+    remaining = rules.take(_free(rules, tokenizer, protect))
     if not len(remaining):
         raise RuleSetError(
             "rules must be left when those with protected tokens go",
@@ -269,13 +263,16 @@ def _protecting(rules: RuleSet, protect: Sequence[str]) -> RuleOrigin:
     return known.with_options({"protect": patterns})
 
 
-def free_of(rules: RuleSet, tokens: Ints) -> NDArray[np.bool_]:
+def _free(
+    rules: RuleSet, tokenizer: PreTrainedTokenizerBase, protect: Sequence[str]
+) -> NDArray[np.bool_]:
+    """Return which rules hold no protected token [R]."""
+    tokens = protected_ids(tokenizer, protect)
     held = [np.isin(ids, tokens).any(axis=1) for ids in rules.ids_by_order.values()]
     return ~np.concatenate(held)
 
 
 def check_target(target: object) -> None:
-    """Refuse a token reduction that no rules can have."""
     share = target if isinstance(target, int | float) else 0.0
     if not 0.0 < share < _MOST_REDUCTION:
         raise ConfigError(

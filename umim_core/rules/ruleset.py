@@ -22,7 +22,7 @@ from umim_core.config.rule_options import EXPLICIT, RuleOptions
 from umim_core.errors import RuleSetError, TokenizerMismatchError, require
 from umim_core.rules.filters import filter_rules
 from umim_core.rules.grams import MAX_LONGEST, NgramCounts, check_longest, orders_to, pack_spans
-from umim_core.rules.trie import MatcherTables
+from umim_core.rules.trie import MatcherTables, holds_shorter, read_only_rows
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import (
     canonical_json,
@@ -252,7 +252,8 @@ class RuleSet:
     @property
     def infix_free(self) -> bool:
         """Whether no rule lies inside another: at most one rule starts or ends at a position."""
-        return self.tables.infix_free(self.ids_by_order)
+        slots = self.tables.slots
+        return not any(holds_shorter(ids, slots) for ids in read_only_rows(self.ids_by_order))
 
     @cached_property
     def tables(self) -> MatcherTables:
@@ -310,13 +311,9 @@ class RuleSet:
 
     def places(self, spans: NDArray[np.integer]) -> Ints:
         """Return the places [M] of rules of one order [M, n] in the set, sorted by n, then ids."""
-        ids = self.ids_by_order[spans.shape[1]]
-        indices = np.searchsorted(pack_spans(ids), pack_spans(spans))
-        known = indices < len(ids)
-        known[known] = (ids[indices[known]] == spans[known]).all(axis=1)
-        if not known.all():
-            raise RuleSetError("spans must be rules of the set", spans[~known][0].tolist())
-        return np.asarray(self.first_place(spans.shape[1]) + indices, dtype=np.int64)
+        order = spans.shape[1]
+        within = np.searchsorted(pack_spans(self.ids_by_order[order]), pack_spans(spans))
+        return np.asarray(self.first_place(order) + within, dtype=np.int64)
 
     def check_tokenizer(self, fingerprint: str, named: str | None = None) -> None:
         """Refuse a tokenizer other than the one the rules were mined with.
@@ -365,7 +362,6 @@ class RuleSet:
         write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=body)
 
     def save(self, directory: str | Path) -> None:
-        """Write the rule directory; it must not exist yet."""
         publish_directory(Path(directory), self.write)
 
     @classmethod

@@ -314,15 +314,12 @@ class MatcherTables:
         require(size <= _MAX_SLOTS, RuleSetError, rule, size, "Raise tau.")
         slots = np.zeros(size, dtype=np.uint64)
         pairs = np.zeros(first_pairs * _BITS_PER_PAIR // 64 + 1, dtype=np.uint64)
-        for ids in _rows(ids_by_order):
+        for ids in read_only_rows(ids_by_order):
             insert(ids, slots, pairs)
         return cls(_read_only(slots), _read_only(pairs))
 
-    def infix_free(self, ids_by_order: dict[int, Ids]) -> bool:
-        return not any(holds_shorter(ids, self.slots) for ids in _rows(ids_by_order))
 
-
-def _rows(ids_by_order: dict[int, Ids]) -> list[Ids]:
+def read_only_rows(ids_by_order: dict[int, Ids]) -> list[Ids]:
     return [_read_only(np.ascontiguousarray(ids).view()) for ids in ids_by_order.values()]
 
 

@@ -1,7 +1,7 @@
 """Span eviction as a press of kvpress 0.5, so that its benchmarks can compare it.
 
 A press shortens the KV cache of a context that was read whole. Of every span that a rule merges
-this one keeps the last column, which has seen the others; see ``umim_core.merging.span_eviction``::
+this one keeps the last column, which has seen the others; see ``inference.row_eviction``::
 
     from kvpress import KVPressTextGenerationPipeline
     from umim_core.serving.kvpress_press import SpanEvictionPress

@@ -60,7 +60,6 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
 
 
 def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the first bytes of an ``.npy`` file."""
     stream = BytesIO()
     np.lib.format.write_array_header_1_0(
         stream, {"descr": dtype.str, "fortran_order": False, "shape": shape}

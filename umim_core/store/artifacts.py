@@ -47,7 +47,6 @@ def canonical_json(value: object) -> str:
 
 
 def sha256_bytes(data: bytes) -> str:
-    """Return the SHA-256 of ``data`` in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -93,7 +92,6 @@ def digest_of(sums: Mapping[str, str]) -> str:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write ``value`` as canonical JSON, atomically."""
     write_bytes(path, canonical_json(value).encode() + b"\n")
 
 

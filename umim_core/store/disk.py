@@ -69,7 +69,6 @@ def write_bytes(path: Path, *parts: bytes | memoryview, durable: bool = True) ->
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write one JSON line per row, atomically."""
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     write_bytes(path, "".join(lines).encode())
 

@@ -26,7 +26,6 @@ def draw_linear(linear: nn.Linear, generator: torch.Generator | None) -> None:
 
 
 def reset_norm(norm: nn.LayerNorm, gain: float) -> None:
-    """Set a norm's gain and clear its bias."""
     norm.weight.fill_(gain)
     norm.bias.zero_()
 
