@@ -10,7 +10,6 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
-import torch
 from transformers import (
     AutoTokenizer,
     BertConfig,
@@ -26,10 +25,8 @@ from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA
 from umim_core.embedded.assets import embedded_names
-from umim_core.errors import BackboneError, BackboneMismatchError, CheckpointError
-from umim_core.store.artifacts import write_manifest
+from umim_core.errors import BackboneError, BackboneMismatchError
 
 
 def test_a_model_in_memory_may_name_its_revision_and_have_no_tokenizer() -> None:
@@ -164,15 +161,3 @@ def test_a_checkpoint_loads_the_revision_it_was_trained_with(hub: None, tmp_path
     for load in (load_backbone, load_tokenizer):
         with pytest.raises(BackboneError, match=NAME):
             load(NAME, revision="c" * 40)
-
-
-def test_a_merge_checkpoint_with_pickled_weights_is_refused(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    loaded, folder = Checkpoint.load(tiny_checkpoint), tmp_path / "merge"
-    loaded.save(folder)
-    torch.save(loaded.module.state_dict(), folder / "model.safetensors")
-    (folder / "manifest.json").unlink()
-    write_manifest(folder, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
-    with pytest.raises(CheckpointError, match="safetensors"):
-        Checkpoint.load(folder)

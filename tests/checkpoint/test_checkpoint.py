@@ -276,34 +276,6 @@ def test_weights_of_another_precision_are_read(saved: Path, kind: torch.dtype) -
     assert Checkpoint.load(saved).module.query.dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("model.safetensors", r"model\.safetensors must have the SHA-256"),
-        ("config.json", r"config\.json must have the SHA-256"),
-    ],
-)
-def test_an_altered_file_is_refused(saved: Path, name: str, message: str) -> None:
-    data = bytearray((saved / name).read_bytes())
-    data[-3] ^= 0x10
-    (saved / name).write_bytes(data)
-    with pytest.raises(ArtifactError, match=message):
-        Checkpoint.load(saved)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "rules/rules.parquet", "manifest.json"])
-def test_a_missing_file_is_refused(saved: Path, name: str) -> None:
-    (saved / name).unlink()
-    with pytest.raises(ArtifactError, match="must"):
-        Checkpoint.load(saved)
-
-
-def test_an_unknown_schema_is_refused(saved: Path) -> None:
-    sign(saved, schema=1)
-    with pytest.raises(ArtifactError, match=r"must have schema 2; got 1\. Use the version of umim"):
-        Checkpoint.load(saved)
-
-
 def test_a_pickle_renamed_to_safetensors_does_nothing(saved: Path, tmp_path: Path) -> None:
     fired = tmp_path / "fired"
     pickle.loads(pickle.dumps(PickleBomb(fired)))  # noqa: S301  the bomb works
@@ -321,6 +293,8 @@ def test_an_unknown_name_lists_the_embedded_ones(name: str) -> None:
         resolve_checkpoint(name)
     names = [name, *embedded_names()]
     assert len(names) == 3 and all(found in str(caught.value) for found in names)
+    hint = "Did you mean 'umim-docs-llama'?" if "lama" in name else "Check the name"
+    assert hint in str(caught.value)
 
 
 def test_rows_stay_with_their_rules(tiny_llama: Backbone, tmp_path: Path) -> None:
@@ -418,11 +392,6 @@ def test_the_digits_that_a_log_shows_find_the_checkpoint(stage: Path) -> None:
 @pytest.mark.parametrize("name", ["../distill", "a/../../distill", ".."])
 def test_a_name_cannot_climb_out_of_the_index(stage: Path, name: str) -> None:
     assert own_checkpoint(name) is None
-
-
-def test_a_misspelt_name_is_told_the_right_one() -> None:
-    with pytest.raises(CheckpointError, match=r"does not exist\. Did you mean 'umim-docs-llama'\?"):
-        resolve_checkpoint("umim-docs-lama")
 
 
 @pytest.mark.parametrize("revision", [None, "v2"])

@@ -52,15 +52,6 @@ def test_the_parts_of_every_family_give_the_whole_or_are_refused(family: str) ->
     assert all(torch.equal(before[n], v) for n, v in backbone.model.state_dict().items())
 
 
-@pytest.mark.parametrize(("depth", "rank"), FORMS)
-def test_a_row_alone_equals_the_row_in_a_batch(depth: int, rank: int) -> None:
-    model = random_merged_model(build("llama"), random_rules(1, False), depth, rank)
-    prompts = random_prompts(2, 4)
-    together = Engine(model).generate(prompts, settings(10))
-    for prompt, row in zip(prompts, together.rows, strict=True):
-        assert Engine(model).generate([prompt], settings(10)).rows[0] == row
-
-
 def test_a_failed_turn_gives_columns_and_recent_states_back() -> None:
     engine = Engine(random_merged_model(build("llama"), random_rules(5, False), 1, 3))
     state, other = (engine.generate([[1, 2, 3, 4]], settings(6)).state for _ in range(2))

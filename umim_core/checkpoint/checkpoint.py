@@ -7,7 +7,7 @@ A checkpoint directory holds ``config.json``, ``model.safetensors``, ``rules/`` 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -87,8 +87,7 @@ class Checkpoint:
         With a bound the checkpoint recommends to merge everywhere.
         """
         checkpoint = self if bound is None else self.recommending("all")
-        config = checkpoint.config.model_copy(update={"decode_max_damage": bound})
-        return replace(checkpoint, config=config)
+        return checkpoint._changed({"decode_max_damage": bound})
 
     def recommending(
         self, merge: Merge, raw_tail: int = 0, roles: Sequence[Role] = USER
@@ -96,12 +95,13 @@ class Checkpoint:
         check_merge(merge)
         check_raw_tail(raw_tail, merge)
         check_roles(roles)
-        changes = {"merge": merge, "raw_tail": raw_tail, "roles": tuple(roles)}
-        config = self.config.model_copy(update=changes)
-        return replace(self, config=config)
+        return self._changed({"merge": merge, "raw_tail": raw_tail, "roles": tuple(roles)})
 
     def with_budget(self, budget: float | None) -> Checkpoint:
-        return replace(self, config=self.config.model_copy(update={"budget": budget}))
+        return self._changed({"budget": budget})
+
+    def _changed(self, changes: Mapping[str, object]) -> Checkpoint:
+        return replace(self, config=self.config.model_copy(update=changes))
 
     def noting(self, backbone: Backbone, reason: str) -> Checkpoint:
         differences = self.backbone_differences(backbone)
@@ -112,8 +112,7 @@ class Checkpoint:
             return self
         note = f"{reason} ({backbone.name}: {'; '.join(differences)})"
         _log.warning("umim: not the checkpoint's own backbone: %s", note)
-        training = {**self.config.training, "backbone_mismatch": note}
-        return replace(self, config=self.config.model_copy(update={"training": training}))
+        return self._changed({"training": {**self.config.training, "backbone_mismatch": note}})
 
     def check_backbone(self, backbone: Backbone) -> None:
         if differences := self.backbone_differences(backbone):

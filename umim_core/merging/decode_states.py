@@ -101,7 +101,7 @@ def branch_layout(
     offset = (column - start).masked_fill(padding, 0)
     trunk = (offset == length - 1) | padding
     span = packed.span_index.gather(1, unit).masked_fill(padding, -1)
-    within = _Prefixes.of(packed, matcher).to(device)
+    within = _Prefixes.of(packed, matcher)
     compact = unit + within.units[span, offset]
     return BranchLayout(
         trunk=trunk,
@@ -158,8 +158,4 @@ class _Prefixes:
         surrogate[row, last] = inverse.reshape(-1)
         widest = int(unique[:, 0].max(initial=1))
         parts = (lengths, units, surrogate, unique[:, 1 : 1 + widest].copy(), unique[:, 0].copy())
-        return cls(*map(torch.from_numpy, parts))
-
-    def to(self, device: torch.device) -> _Prefixes:
-        parts = (self.lengths, self.units, self.surrogate, self.span_ids, self.span_lengths)
-        return _Prefixes(*(part.to(device) for part in parts))
+        return cls(*(torch.from_numpy(part).to(packed.starts.device) for part in parts))

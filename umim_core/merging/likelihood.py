@@ -78,7 +78,17 @@ def score_rows(
     inputs = [np.asarray(row)[:-1] for row in rows]
     packed = merged_model.pack(inputs, parts)
     layout = branch_layout(packed, merged_model.matcher, merged_model.unit_positions)
-    return _score_layout(rows, given or [1] * len(rows), layout, merged_model)
+    width = layout.trunk.shape[1]
+    ids = np.zeros((len(rows), width + 1), dtype=np.int64)
+    scored = np.zeros((len(rows), width), dtype=bool)
+    for b, (row, leading) in enumerate(zip(rows, given or [1] * len(rows), strict=True)):
+        ids[b, : len(row)] = row
+        scored[b, leading - 1 : len(row) - 1] = True
+    tokens = torch.from_numpy(ids).to(merged_model.backbone.device)
+    targets = torch.from_numpy(scored).to(tokens.device)
+    hidden = state_hidden(tokens[:, :-1], layout, merged_model)
+    scores = target_scores(hidden[targets], tokens[:, 1:][targets], merged_model.backbone)
+    return split_scores(scores, scored.sum(axis=1).tolist())
 
 
 def token_log_probs(rows: Sequence[AnyInts], merged_model: MergedModel) -> list[Tensor]:
@@ -117,41 +127,21 @@ def check_positions(backbone: Backbone, positions: int, remedy: str) -> None:
     require(fits, EvaluationError, rule, f"{positions} positions", remedy)
 
 
-def _check_positions(layout: BranchLayout, backbone: Backbone) -> None:
-    columns, highest = layout.positions.shape[1], int(layout.positions.max())
-    check_positions(backbone, highest + 1, "Cut the text into shorter windows.")
-    if not layout.plain:  # a mask of ours takes the place of the backbone's own windows
-        check_attention_window(backbone.model.config, columns)
-
-
-def _score_layout(
-    rows: Sequence[AnyInts], leading: Sequence[int], layout: BranchLayout, merged_model: MergedModel
-) -> list[TokenScores]:
-    width = layout.trunk.shape[1]
-    ids = np.zeros((len(rows), width + 1), dtype=np.int64)
-    scored = np.zeros((len(rows), width), dtype=bool)
-    for b, row in enumerate(rows):
-        ids[b, : len(row)] = row
-        scored[b, leading[b] - 1 : len(row) - 1] = True
-    tokens = torch.from_numpy(ids).to(merged_model.backbone.device)
-    targets = torch.from_numpy(scored).to(tokens.device)
-    hidden = state_hidden(tokens[:, :-1], layout, merged_model)
-    scores = target_scores(hidden[targets], tokens[:, 1:][targets], merged_model.backbone)
-    return split_scores(scores, scored.sum(axis=1).tolist())
-
-
 def state_hidden(tokens: Tensor, layout: BranchLayout, merged_model: MergedModel) -> Tensor:
     """Return the hidden states after every state that decoding passes through [B, L, d].
 
     Tokens are raw ids [B, L] (int64), right-padded; ``layout`` has their states.
     """
-    backbone = merged_model.backbone
-    _check_positions(layout, backbone)
+    backbone, columns = merged_model.backbone, layout.positions.shape[1]
+    highest = int(layout.positions.max())
+    check_positions(backbone, highest + 1, "Cut the text into shorter windows.")
+    if not layout.plain:  # a mask of ours takes the place of the backbone's own windows
+        check_attention_window(backbone.model.config, columns)
     trunk, merged = merged_model.trunk, layout.surrogate >= 0
     states = trunk.raw_states(tokens)
     if merged_model.merge_depth:
-        columns = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        states = merged_model.states_of(tokens, states, columns, layout.lengths)
+        ends = torch.arange(columns, device=tokens.device).expand_as(tokens)
+        states = merged_model.states_of(tokens, states, ends, layout.lengths)
     elif len(layout.span_ids):
         pooled = merged_model.surrogates(layout.span_ids, layout.span_lengths)
         states[merged] = pooled[layout.surrogate[merged]]

@@ -36,7 +36,7 @@ from umim_core.merging.packing import (
     pack_rows,
 )
 from umim_core.rules.grams import LONGEST
-from umim_core.rules.matcher import Matcher, Parts, segment_parts, segment_prefix
+from umim_core.rules.matcher import Matcher, Parts, segment_parts
 
 
 @dataclass(frozen=True)
@@ -141,39 +141,37 @@ class MergedModel:
             raise ConfigError("rules are needed", type(self.matcher).__name__, "Pass a matcher.")
         return self.matcher
 
-    def segment(self, ids: NDArray[np.integer], parts: Parts | None = None) -> Segmentation:
+    def segment(
+        self, ids: NDArray[np.integer], parts: Parts | None = None, raw_tail: int = 0
+    ) -> Segmentation:
         """Cut raw ids [T] into units: their starts [S] and lengths [S].
 
-        Rules apply to each of ``parts`` on its own; None for everywhere.
+        Rules apply to each of ``parts`` on its own, None for everywhere, but for its raw tail.
         """
-        if parts is not None:
-            return segment_parts(self.segment, ids, parts)
         if self.matcher is None:
             return np.arange(len(ids), dtype=np.int64), np.ones(len(ids), dtype=np.int64)
-        return self.matcher.segment(ids)
+        return segment_parts(self.matcher.segment, ids, parts, raw_tail)
 
     def segment_prompt(self, ids: NDArray[np.integer], parts: Parts | None = None) -> Segmentation:
-        """Cut a prompt's raw ids [T] into units; its last ``raw_tail`` tokens stay raw.
-
-        Rules apply to each of ``parts``, with a raw tail of its own; None for everywhere.
-        """
-        if parts is not None:
-            return segment_parts(self.segment_prompt, ids, parts)
-        return segment_prefix(self.segment, ids, max(0, len(ids) - self.raw_tail))
+        """Cut a prompt into units, of which the last tokens stay raw; see ``segment``."""
+        return self.segment(ids, parts, self.raw_tail)
 
     def pack(
-        self, rows: Sequence[NDArray[np.integer]], parts: Sequence[Parts | None] | None = None
+        self,
+        rows: Sequence[NDArray[np.integer]],
+        parts: Sequence[Parts | None] | None = None,
+        raw_tail: int = 0,
     ) -> PackedUnits:
         """Cut rows of raw ids [T_b] into units, as tensors on the backbone's device."""
-        cuts = list(map(self.segment, rows, parts or [None] * len(rows)))
+        pairs = zip(rows, parts or [None] * len(rows), strict=True)
+        cuts = [self.segment(ids, row_parts, raw_tail) for ids, row_parts in pairs]
         return pack_rows(rows, cuts, device=self.backbone.device)
 
     def pack_prompts(
         self, rows: Sequence[NDArray[np.integer]], parts: Sequence[Parts | None] | None = None
     ) -> PackedUnits:
         """Cut prompts of raw ids [T_b] into units; see ``segment_prompt`` and ``pack``."""
-        cuts = list(map(self.segment_prompt, rows, parts or [None] * len(rows)))
-        return pack_rows(rows, cuts, device=self.backbone.device)
+        return self.pack(rows, parts, self.raw_tail)
 
     def surrogates(self, span_ids: Tensor, span_lengths: Tensor) -> Tensor:
         """Return the surrogates [M, d] of spans [M, N] in the backbone's data type."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.config.rule_options import RuleOptions
+from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import ConfigError, CorpusError, RuleSetError, require
 from umim_core.mining.counting import (
     Counter,
@@ -91,14 +91,8 @@ def candidate_spans(
         The spans, and the texts that they were counted in: flat ids [T] and borders.
     """
     ids, offsets = flat(texts)
-    options = RuleOptions(
-        tau=3,
-        longest=longest,
-        overlap="none",
-        containment="keep",
-        segment_length=None,
-        protect=("digits",),
-    )
+    found = {"tau": 3, "longest": longest, "segment_length": None, "protect": ("digits",)}
+    options = RuleOptions.model_validate(AS_FOUND | found)
     excluded = excluded_ids(tokenizer, options.protect)
     counts = count_ngrams(ids, offsets, options.tau, excluded, longest=longest)
     origin = RuleOrigin(
@@ -237,8 +231,9 @@ def mine_rules(
             counter = LocalCounter(tokens, offsets, excluded, chosen.threads, chosen.longest)
             threads = thread_count(chosen.threads)
             counts = count(chosen, counter, tokens, offsets, excluded, threads=threads)
-            if not len(counts):
-                raise _no_rules(counter, chosen)
+            rule = f"the corpus must hold an n-gram that occurs {chosen.tau:,} times"
+            remedy = "Lower --tau, give more text, or protect fewer tokens."
+            require(len(counts) > 0, RuleSetError, rule, "none", remedy)
             counted = time.perf_counter()
             mined = rules_of(counts, origin, tokens, offsets)
         seconds = {
@@ -259,25 +254,3 @@ def mine_rules(
             digest=rules.digest,
             seconds=seconds,
         )
-
-
-def _no_rules(counter: LocalCounter, options: RuleOptions) -> RuleSetError:
-    """Return the error of a threshold that nothing reaches, with the largest that something does.
-
-    Lower thresholds are tried until one is reached; each costs a count.
-    """
-    tau = options.tau
-    while tau > 1:
-        tau = max(1, tau // 8)
-        counts = find_ngrams(options.model_copy(update={"tau": tau, "min_documents": 1}), counter)
-        if most := max((int(x.max()) for x in counts.support.values() if len(x)), default=0):
-            return RuleSetError(
-                f"tau must be at most {most:,}, the count of the most frequent n-gram",
-                options.tau,
-                "Lower --tau; far below that, for rules that matter.",
-            )
-    return RuleSetError(
-        "the corpus must hold an n-gram that may be a rule",
-        "none",
-        "Give more text, or protect fewer tokens.",
-    )

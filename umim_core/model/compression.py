@@ -15,7 +15,7 @@ from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config
 from umim_core.config.form import check_raw_tail
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.showing import Decode, Piece, Shown, View, unit_texts
-from umim_core.rules.matcher import Matcher, segment_prefix
+from umim_core.rules.matcher import Matcher, segment_parts
 from umim_core.rules.pruning import within_budget
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_manifest
@@ -42,8 +42,8 @@ class Compression(Shown):
     ) -> Compression:
         """Cut raw ids [T] into units, ``raw_tail`` at the end raw; ``decode`` gives their texts."""
         check_raw_tail(raw_tail, "prompt")
-        mergeable = max(0, len(ids) - raw_tail)
-        _, lengths = segment_prefix(matcher.segment, np.array(ids, dtype=np.int64), mergeable)
+        tokens = np.array(ids, dtype=np.int64)
+        _, lengths = segment_parts(matcher.segment, tokens, raw_tail=raw_tail)
         sizes = tuple(lengths.tolist())
         return cls(ids=tuple(ids), units=unit_texts(ids, sizes, decode), unit_lengths=sizes)
 

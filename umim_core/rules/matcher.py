@@ -151,37 +151,24 @@ Parts = tuple[tuple[int, int], ...]
 """Tokens of a text that may merge, as (first token, end), in order and apart."""
 
 
-def segment_prefix(
-    segment: Callable[[NDArray[np.integer]], tuple[Ints, Ints]],
-    ids: NDArray[np.integer],
-    mergeable: int,
-) -> tuple[Ints, Ints]:
-    """Cut ids [T] into units where rules apply to the first ``mergeable`` tokens only.
-
-    ``segment`` cuts as ``Matcher.segment``; so are starts [S] and lengths [S] (int64).
-    """
-    starts, lengths = segment(ids[:mergeable])
-    raw = np.arange(mergeable, len(ids), dtype=np.int64)
-    return np.concatenate([starts, raw]), np.concatenate([lengths, np.ones_like(raw)])
-
-
 def segment_parts(
     segment: Callable[[NDArray[np.integer]], tuple[Ints, Ints]],
     ids: NDArray[np.integer],
-    parts: Sequence[tuple[int, int]],
+    parts: Sequence[tuple[int, int]] | None = None,
+    raw_tail: int = 0,
 ) -> tuple[Ints, Ints]:
     """Cut ids [T] into units where rules apply to some parts only, each cut on its own.
 
-    ``parts`` are (first token, end), in order and apart; ``segment`` cuts as ``Matcher.segment``,
-    and so are starts [S] and lengths [S] (int64).
+    ``parts`` are (first token, end), in order and apart, None for one of all tokens; the last
+    ``raw_tail`` tokens of each stay raw. ``segment`` cuts as ``Matcher.segment``, and so are starts
+    [S] and lengths [S] (int64).
     """
     starts, lengths, at = [], [], 0
-    for first, end in (*parts, (len(ids), len(ids))):
-        raw = np.arange(at, first, dtype=np.int64)
-        part_starts, part_lengths = segment(ids[first:end])
+    for first, end in (*(((0, len(ids)),) if parts is None else parts), (len(ids), len(ids))):
+        raw, at = np.arange(at, first, dtype=np.int64), max(first, end - raw_tail)
+        part_starts, part_lengths = segment(ids[first:at])
         starts += [raw, part_starts + first]
         lengths += [np.ones_like(raw), part_lengths]
-        at = end
     return np.concatenate(starts), np.concatenate(lengths)
 
 

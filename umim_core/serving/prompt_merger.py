@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.config.form import check_raw_tail
-from umim_core.rules.matcher import Matcher, check_parts, segment_parts, segment_prefix
+from umim_core.rules.matcher import Matcher, check_parts, segment_parts
 from umim_core.serving.span_files import SpanTable
-from umim_core.text.token_ids import Ints, prompt_array
+from umim_core.text.token_ids import prompt_array
 
 
 class PromptMerger:
@@ -71,15 +71,10 @@ class PromptMerger:
             Ids below V + K; ``expand`` gives the raw ones back.
         """
         raw = prompt_array(ids, self.vocab_size)
-        parts = [(0, len(raw))] if ranges is None else ranges
-        check_parts(parts, len(raw))
+        check_parts(ranges or (), len(raw))
         tail = self.raw_tail if raw_tail is None else raw_tail
         check_raw_tail(tail, "prompt")
-
-        def cut(part: NDArray[np.integer]) -> tuple[Ints, Ints]:
-            return segment_prefix(self._matcher.segment, part, max(0, len(part) - tail))
-
-        starts, lengths = segment_parts(cut, raw, parts)
+        starts, lengths = segment_parts(self._matcher.segment, raw, ranges, tail)
         merged = raw[starts]
         for n in self._rules.orders:
             at = np.flatnonzero(lengths == n)

@@ -22,7 +22,7 @@ from umim_core.config.recipe import DistillConfig
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
-from umim_core.rules.matcher import Matcher, segment_prefix
+from umim_core.rules.matcher import Matcher, segment_parts
 from umim_core.training.loss import BatchLoss, summed_parts
 from umim_core.training.step import DistillModel, anchor
 from umim_core.training.token_rows import TokenRows
@@ -69,11 +69,11 @@ def training_row(
         if share < copy:
             half = ids[: size // 2]
             twice = np.concatenate([half, half])
-            cut = segment_prefix(matcher.segment, twice, len(half))
+            cut = segment_parts(matcher.segment, twice, ((0, len(half)),))
             return TrainingRow(twice, cut, np.arange(len(twice)) >= len(half))
         if share < copy + prompt:
             start = int(draw.integers(size // 4, size - size // 4))
-            cut = segment_prefix(matcher.segment, ids, start)
+            cut = segment_parts(matcher.segment, ids, ((0, start),))
             return TrainingRow(ids, cut, np.arange(size) >= start)
     cut, states = rows.segment(index, matcher), np.ones(len(ids), dtype=np.bool_)
     if len(rows.replies):
