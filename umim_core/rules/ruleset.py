@@ -493,7 +493,7 @@ def _check_range(low: int, high: int, found: object, remedy: str) -> None:
 
 def _check_order(n: int, ids: Ids, support: Ints, tau: int) -> None:
     rule = f"rules of order {n} must have {n} ids (int32) and a count (int64) each"
-    kinds = (ids.dtype, support.dtype) == (np.int32, np.int64)
+    kinds = ids.dtype == np.int32 and support.dtype == np.int64
     found = f"{ids.dtype} {ids.shape}, {support.dtype} {support.shape}"
     require(kinds and ids.shape == (len(support), n), RuleSetError, rule, found)
     if not len(ids):
