@@ -1,38 +1,25 @@
 """Progress of a training that runs elsewhere: rank 0 leaves a note, the driver follows it.
 
-On a terminal the notes are a bar, elsewhere lines in the log: one at once, one after ten seconds,
-then one a minute, for a log that says nothing for an hour looks like a run that hangs. Whoever
-listens, as a pipeline does for MLflow, gets the numbers.
+The notes are lines in the log: one at once, one after ten seconds, then one a minute, for a log
+that says nothing for an hour looks like a run that hangs. Whoever listens, as a pipeline does for
+MLflow, gets the numbers.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
-
 logger = logging.getLogger("umim.progress")
 _NOTE = "progress.json"
-_BAR: Final = 20  # columns of a bar
 _POLL_SECONDS = 0.5
 _LISTENED_SECONDS = 10.0  # between two calls of a listener
 _SECOND_LINE: Final = 10.0  # seconds after the first: soon enough to know how long it takes
@@ -89,34 +76,31 @@ def current_label() -> str:
 def followed(state: Path) -> Iterator[None]:
     """Follow a run's notes while the block runs.
 
-    A terminal shows a bar, the logger ``umim.progress`` gets a line a minute where stderr is none,
-    and a listener gets the numbers.
+    The logger ``umim.progress`` gets a line a minute, a listener the numbers.
     """
     (state / _NOTE).unlink(missing_ok=True)  # of the attempt before
-    with ExitStack() as stack:
-        follower, done = _Follower(state, stack), threading.Event()
+    follower, done = _Follower(state), threading.Event()
 
-        def follow() -> None:
-            while not done.wait(_POLL_SECONDS):
-                follower.look()
+    def follow() -> None:
+        while not done.wait(_POLL_SECONDS):
+            follower.look()
 
-        thread = threading.Thread(target=follow, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-            follower.look(last=True)
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        follower.look(last=True)
 
 
 class _Follower:
     """Shows what the notes of a run say, and tells a listener what is new."""
 
-    def __init__(self, state: Path, stack: ExitStack) -> None:
+    def __init__(self, state: Path) -> None:
         self._note = state / _NOTE
         self._listener, self._label = _listening.get()
-        self._bar = stack.enter_context(_DISPLAY.bar()) if sys.stderr.isatty() else None
         self._lines = ProgressLines()
         self._told: Points = {}
         self._told_at = -_LISTENED_SECONDS
@@ -126,58 +110,14 @@ class _Follower:
         if not self._note.exists():
             return
         step, total, text, numbers = json.loads(self._note.read_text(encoding="utf-8"))
-        label = f"{self._label}: " if self._label else ""
-        if self._bar:
-            bar, task = self._bar
-            bar.update(task, completed=step, total=total, description=label + text)
-        elif line := self._lines.see(step, total, text):
-            logger.info("%s%s", label, line)
+        if line := self._lines.see(step, total, text):
+            logger.info("%s%s", f"{self._label}: " if self._label else "", line)
         now = time.monotonic()
         if self._listener and (last or now - self._told_at >= _LISTENED_SECONDS):
             points = {name: (at, x) for name, (at, x) in numbers.items()}
             if new := {name: x for name, x in points.items() if self._told.get(name) != x}:
                 self._told, self._told_at = points, now
                 self._listener(new)
-
-
-class _Display:
-    """The bars of all runs that are followed at the same time: two displays would fight."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._shown: Progress | None = None
-
-    @contextmanager
-    def bar(self) -> Iterator[tuple[Progress, TaskID]]:
-        """Show one bar more while the block runs."""
-        with self._lock:
-            if self._shown is None:
-                self._shown = Progress(
-                    TextColumn(  # cut where a terminal is narrow, so that the bar keeps its width
-                        "{task.description}",
-                        table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-                    ),
-                    BarColumn(bar_width=_BAR),
-                    MofNCompleteColumn(),
-                    TimeRemainingColumn(),
-                    console=Console(stderr=True),
-                    transient=True,
-                    expand=True,
-                )
-                self._shown.start()
-            shown = self._shown
-            task = shown.add_task("training", total=None)
-        try:
-            yield shown, task
-        finally:
-            with self._lock:
-                shown.remove_task(task)
-                if not shown.tasks:
-                    shown.stop()
-                    self._shown = None
-
-
-_DISPLAY: Final = _Display()
 
 
 class ProgressLines:

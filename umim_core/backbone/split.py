@@ -130,10 +130,10 @@ def _check(backbone: Backbone, lower: Backbone, upper: Backbone) -> None:
     step = 2 if most is None or most >= 2 * _TRIED else 1
     positions = torch.arange(_TRIED, device=backbone.device)[None] * step
     embeddings = backbone.embed(ids)
-    whole = backbone.hidden(embeddings, position_ids=positions)
+    expected = backbone.hidden(embeddings, position_ids=positions)
     states = lower.hidden(embeddings, position_ids=positions)
     parts = upper.hidden(states, position_ids=positions)
-    off = state_difference(parts, whole)
+    off = state_difference(parts, expected)
     require(
         off <= state_tolerance(backbone),
         BackboneError,

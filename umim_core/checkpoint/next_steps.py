@@ -18,7 +18,6 @@ from umim_core.checkpoint.checkpoint_files import (
     resolve_checkpoint,
 )
 from umim_core.embedded.assets import embedded_names
-from umim_core.errors import ConfigError, CorpusError
 
 PROMPT: Final = "Once upon a time"
 TASKS_FOLDER: Final = Path(__file__).parents[1] / "evaluation" / "tasks"  # for lm-eval's command
@@ -63,21 +62,13 @@ def _given(options: Mapping[str, object]) -> list[str]:
 
 
 def _short(texts: Sequence[str]) -> list[str]:
-    """Return the folder of many files in their place, where it holds no other text.
+    """Return the folder of many files in their place, where it holds nothing else.
 
     A shell has written out ``novels/*.txt``; the command to be copied says ``novels``.
     """
-    folders = {str(Path(text).parent) for text in texts}
-    if len(texts) < _MANY or len(folders) > 1:
-        return list(texts)
-    (folder,) = folders
-    from umim_core.text.source_names import source_of  # imports pyarrow
-
-    try:
-        whole = source_of((folder,)) == source_of(tuple(sorted(str(Path(x)) for x in texts)))
-    except (CorpusError, ConfigError):
-        return list(texts)
-    return [folder] if whole else list(texts)
+    folder, files = Path(texts[0]).parent, set(map(Path, texts))
+    is_whole = len(texts) >= _MANY and folder.is_dir() and set(folder.iterdir()) == files
+    return [str(folder)] if is_whole else list(texts)
 
 
 def after_making(checkpoint: Path, name: str | None, out: Path) -> list[str]:

@@ -137,8 +137,8 @@ class TokenChooser:
 
         def from_table(table: _Table) -> list[LogitsProcessor]:
             known = table.items()
-            asked = [(n, factory) for n, (same, factory) in known if getattr(config, n) not in same]
-            return [processor for name, factory in asked for processor in made(name, factory)]
+            given = [(n, factory) for n, (same, factory) in known if getattr(config, n) not in same]
+            return [processor for name, factory in given for processor in made(name, factory)]
 
         on_ids, plain = from_table(ON_IDS), from_table(PLAIN)
         if config.bad_words_ids is not None:

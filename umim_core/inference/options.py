@@ -306,8 +306,9 @@ class GenerateOptions(PlainOptions):
         The options' bound counts; without one, the model's own. None where all rules count, or
         generated tokens stay raw.
         """
-        own = merged_model.decode_max_damage
-        bound = own if self.decode_max_damage is None else self.decode_max_damage
+        bound = self.decode_max_damage
+        if bound is None:
+            bound = merged_model.decode_max_damage
         return bound if bound != math.inf and self.merges_generated(merged_model) else None
 
 

@@ -239,10 +239,10 @@ class GenerationState:
             "it was continued or released, or spans were evicted from it",
             "Use the state of the newest output.",
         )
-        backbone, own = merged_model.backbone, self._merged_model
+        backbone, made_by = merged_model.backbone, self._merged_model
         form = (merged_model.unit_positions, merged_model.merge_depth)
         require(
-            backbone is own.backbone and form == (own.unit_positions, own.merge_depth),
+            backbone is made_by.backbone and form == (made_by.unit_positions, made_by.merge_depth),
             GenerationError,
             "a state can be continued by the backbone, unit positions and merge depth that made it",
             f"{backbone.name or 'another backbone'}, {form[0]}, depth {form[1]}",

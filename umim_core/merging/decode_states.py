@@ -147,8 +147,8 @@ class _Prefixes:
                 _, sizes_within, ends = matcher.segment_many(prefixes, borders)
                 lengths[longer, size - 1] = sizes_within[ends[1:] - 1]  # of the last unit
                 units[longer, size - 1] = np.diff(ends) - 1
-        whole = np.arange(len(spans)), sizes - 1
-        lengths[whole], units[whole] = sizes, 0
+        complete = np.arange(len(spans)), sizes - 1
+        lengths[complete], units[complete] = sizes, 0
         units[-1] = 0
         row, last = (lengths > 1).nonzero()
         sizes = lengths[row, last]

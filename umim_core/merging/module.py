@@ -142,11 +142,11 @@ class MergeModule(nn.Module):
 
     def digest(self) -> str:
         """Return the SHA-256 of form and weights, in the data type that they have."""
-        of = self._form
-        form = [of.kind, of.depth, of.module_positions, self.num_heads, str(self.dtype)]
-        form += [of.residual] * (of.residual != "none")  # digests without one stay
-        form += [str(self.longest)] * (self.longest != LONGEST)  # likewise
-        digest = hashlib.sha256(canonical_json(form).encode())
+        form, residual = self._form, self._form.residual
+        described = [form.kind, form.depth, form.module_positions, self.num_heads, str(self.dtype)]
+        described += [residual] * (residual != "none")  # digests without one stay
+        described += [str(self.longest)] * (self.longest != LONGEST)  # likewise
+        digest = hashlib.sha256(canonical_json(described).encode())
         for name, value in sorted(self.state_dict().items()):
             digest.update(canonical_json([name, list(value.shape)]).encode())
             digest.update(value.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())

@@ -101,8 +101,8 @@ class GgufFile:
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return an entry that is a finite number above zero; see ``integer``."""
-        whole = type(self.metadata.get(key)) is int
-        value = self.integer(key) if whole else self._entry(key, float, "a number", default)
+        is_int = type(self.metadata.get(key)) is int
+        value = self.integer(key) if is_int else self._entry(key, float, "a number", default)
         return value if 0 < value < math.inf else self._wrong(key, value, "finite and above zero")
 
     def texts(self, key: str) -> list[str]:

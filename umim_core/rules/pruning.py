@@ -268,8 +268,8 @@ def _free(
 ) -> NDArray[np.bool_]:
     """Return which rules hold no protected token [R]."""
     tokens = protected_ids(tokenizer, protect)
-    held = [np.isin(ids, tokens).any(axis=1) for ids in rules.ids_by_order.values()]
-    return ~np.concatenate(held)
+    protected = [np.isin(ids, tokens).any(axis=1) for ids in rules.ids_by_order.values()]
+    return ~np.concatenate(protected)
 
 
 def check_target(target: object) -> None:

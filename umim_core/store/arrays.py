@@ -55,8 +55,9 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
 
     numpy itself loses the reason where the disk refuses a write.
     """
-    whole = np.ascontiguousarray(array)
-    write_bytes(path, array_header(whole.dtype, whole.shape), whole.data, durable=False)
+    numbers = np.ascontiguousarray(array)
+    header = array_header(numbers.dtype, numbers.shape)
+    write_bytes(path, header, numbers.data, durable=False)
 
 
 def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
