@@ -54,6 +54,7 @@ _HELP: Final = {
     "on": "embedded (reads --ids, --shapes) or smollm2 (--checkpoint)",
     "out": "write the results (JSON) and their page here",
     "pairs": "alternating runs of each side",
+    "prefill": "tokens of the schemas of a prompt that is timed",
     "questions": "of a batch",
     "raw_tails": "last tokens of a prompt that stay raw, each a setting of its own",
     "ray": "ids (.npy) for the Ray path, at least 1e8",
