@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.runner import facts
 from benchmarks.second_source import (
     ask,
     figures,
@@ -18,6 +19,7 @@ from benchmarks.second_source import (
     read_questions,
     time_prefill,
 )
+from docs.make.results import benchmark_page
 from umim_core import UMIM
 
 TEMPLATE = (
@@ -94,3 +96,7 @@ def test_unseen_orders_and_functions_are_asked_raw_and_merged(
     found = gates({"kinds": kinds})
     assert found["schemas_saved"][1:] == (0.55, kinds["schemas"]["saved"] >= 0.55)
     assert not found["answers_kept"][2]  # the model knows no answer
+    about = {"checkpoint": "small", "backbone": "llama", "dtype": "float32", "new_tokens": 32}
+    about |= {"benchmark": "second_source", "rules": 1, "longest": 4, "facts": facts((), None)}
+    page = benchmark_page(about | {"kinds": kinds, "prefill": prefill, "gates": found, "equal": 0})
+    assert "| schemas " in page and f"{raw:,} tokens raw" in page
