@@ -18,10 +18,10 @@ WEIGHTS = [[1, 0, 0, 0], [0.6, 0.4, 0, 0], [0.1, 0.5, 0.4, 0], [0.1, 0.2, 0.3, 0
 CONTEXT = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3])
 
 
-def held(weights: list[list[list[float]]]) -> HeldColumns:
-    """The columns of a layer with one key/value head, given weights [A][W][L]."""
+def held(weights: list[list[list[float]]], heads: int = 1) -> HeldColumns:
+    """The columns of a layer with so many key/value heads, given weights [A][W][L]."""
     attention = torch.tensor(weights)
-    states = torch.zeros(1, attention.shape[-1], 2)
+    states = torch.zeros(heads, attention.shape[-1], 2)
     return HeldColumns(0, states, states, attention)
 
 
@@ -31,6 +31,13 @@ def held(weights: list[list[list[float]]]) -> HeldColumns:
 )
 def test_half_are_heavy_hitters_and_half_are_new(budget: int, kept: list[int]) -> None:
     assert HeavyHitters().survivors(held([WEIGHTS]), budget).tolist() == [kept]
+
+
+def test_heads_choose_for_themselves_and_query_heads_of_a_group_together() -> None:
+    b_twice = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]]
+    mild = [[1, 0, 0, 0], [0.9, 0.1, 0, 0], [0.9, 0, 0.1, 0], [0.9, 0, 0, 0.1]]
+    found = HeavyHitters().survivors(held([WEIGHTS, b_twice, WEIGHTS, mild], heads=2), 2)
+    assert found.tolist() == [[1, 3], [0, 3]]  # b has 4.1 against 2.8 of a
 
 
 class Recorded(HeavyHitters):

@@ -233,11 +233,11 @@ def test_a_set_is_measured_from_its_rows(tiny_llama: Backbone) -> None:
         finished_row(PROMPTS[1], ID_TEXTS[1], (1, 2)),
         finished_row(PROMPTS[2], ID_TEXTS[2], (3, 4, 5, 6, 7), [(0, 4)]),
     ]
-    saved = GeneratedText.of_row("any", rows[0], len(PROMPTS[0])).reductions
-    assert saved == {
+    row = finished_row(PROMPTS[0], ID_TEXTS[0], (2, 3, 4, 4, 5), [(0, 2)])  # U = 1 2 2 3
+    assert GeneratedText.of_row("any", row, len(PROMPTS[0])).reductions == {
         "prompt_tr": pytest.approx(1 / 3),
-        "gen_kv_tr": pytest.approx(1 / 2),
-        "cumulative_kv_tr": pytest.approx(1 - 5 / 10),
+        "gen_kv_tr": pytest.approx(1 / 4),
+        "cumulative_kv_tr": pytest.approx(1 - 8 / 10),
     }
     references = [tiny_llama.decode(list(ids)) for ids in ID_TEXTS]
     found = generation_quality(rows, tiny_llama, references, TextFeatures(tiny_llama)).figures
