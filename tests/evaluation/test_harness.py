@@ -284,6 +284,7 @@ MODES: list[dict[str, Any]] = [
     {"method": "selective-context", "target_tr": 0.3},
     {"method": "truncation", "raw_tail": 2},
     {"method": "span-eviction-0"},
+    {"method": "streaming-llm-kept-positions"},
 ]  # fmt: skip
 
 

@@ -255,7 +255,7 @@ def generate_evicted(
     if config.do_sample and options.seed is None:
         options = replace(options, seed=fresh_seed())  # one for all rows, as in a batch
     streams = range(len(policies)) if options.streams is None else options.streams
-    alone, rows = replace(options, n=1), list[Row]()
+    alone, rows = replace(options, n=1, streams=None), list[Row]()
     for (ids, policy), stream in zip(policies, streams, strict=True):
         batch = Batch(PolicyReader(backbone, policy, budget))
         drawn = replace(alone, streams=[stream]) if config.do_sample else alone
