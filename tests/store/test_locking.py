@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from support.processes import output_of
 from support.source_tree import ROOT
 from tasks.run.stage import Metrics, StageSpec, run_stage
 from umim_core.errors import LockError
@@ -245,3 +246,14 @@ def test_a_lock_file_that_cannot_be_made_is_named(
     monkeypatch.setenv(VARIABLE, str(tmp_path / "absent" / "lock"))
     with pytest.raises(LockError, match=r"absent/lock.*Set UMIM_MACHINE_LOCK"), computing():
         pass
+
+
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_where_no_kernel_ends_children_the_call_does_nothing(platform: str) -> None:
+    """Windows loads no library by the name None: a TypeError."""
+    program = f"""
+import ctypes, sys
+sys.platform, ctypes.CDLL = {platform!r}, lambda name: {{}}[name]
+from umim_core.store.child_processes import die_with_parent
+print(die_with_parent())"""
+    assert output_of(sys.executable, "-c", program) == "None\n"

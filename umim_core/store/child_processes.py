@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import sys
 from typing import Final
 
 _SET_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG
-_prctl: Final = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
+_prctl: Final = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # others have none
 
 
 def die_with_parent() -> None:
