@@ -34,7 +34,6 @@ from benchmarks.runner import Benchmark, Gate, Report, at_least, save, spread
 from benchmarks.subjects import CHECKPOINT, GENERAL
 from umim_core.model.umim import UMIM
 from umim_core.serving.prompt_merger import PromptMerger
-from umim_core.serving.span_files import SpanTable
 from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.sources import JsonLines, iter_documents
 from umim_core.text.template_process import Chat
@@ -211,7 +210,7 @@ def read_chats(count: int, kinds: Sequence[str] = ("wiki", "web")) -> Iterator[C
 def with_spans(checkpoint: str, export: Path) -> UMIM:
     """Return our engine in float32, with the spans of an exported model as rules."""
     own = UMIM.from_pretrained(checkpoint, dtype="float32", local_files_only=True)
-    return UMIM(own.backbone, replace(own.checkpoint, rules=SpanTable.load(export).rules))
+    return UMIM(own.backbone, replace(own.checkpoint, rules=PromptMerger.load(export).rules))
 
 
 def prompt_of(chat: Chat, umim: UMIM, merger: PromptMerger) -> Prompt:
@@ -318,7 +317,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     lengths = sorted(len(prompt.raw) for prompt in prompts)
     report |= {
         "checkpoint": Path(options.checkpoint).name,
-        "spans": merger.span_count,
+        "spans": len(merger.rules),
         "raw_tail": merger.raw_tail,
         "tokens": [lengths[0], lengths[-1]],
         "token_reduction": 1 - merged / raw,

@@ -15,7 +15,7 @@ from support.source_tree import ROOT
 from umim_core.cli.app import app as umim_app
 from umim_core.embedded.assets import embedded_path
 from umim_core.rules.ruleset import RuleSet
-from umim_core.serving.span_files import SpanTable
+from umim_core.serving.prompt_merger import PromptMerger
 
 DOCUMENTS = {
     path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -60,7 +60,7 @@ def test_the_python_of_a_document_runs(
     rules = embedded_path("umim-docs-llama", "checkpoint")
     assert rules is not None
     (tmp_path / "served").mkdir()
-    SpanTable(RuleSet.load(rules / "rules"), 8192, 16).write(tmp_path / "served")
+    PromptMerger(RuleSet.load(rules / "rules"), 8192, 16).write(tmp_path / "served")
     code = re.sub(r'"umim-smollm2-[\w-]+"', '"umim-docs-llama"', "\n".join(blocks(name, "python")))
     exec(compile(code, name, "exec"), dict(GIVEN[name]))  # noqa: S102  # our own documents
 

@@ -24,7 +24,7 @@ from umim_core.config.form import ModuleForm
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.serving.span_files import SpanTable
+from umim_core.serving.prompt_merger import PromptMerger
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +53,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     backbone.model.save_pretrained(folder)
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(folder)
-    SpanTable(rules, size, 4).write(folder)
+    PromptMerger(rules, size, 4).write(folder)
     return folder
 
 

@@ -26,7 +26,6 @@ from umim_core.serving.gateway import Gateway, _documents
 from umim_core.serving.guard import Limits
 from umim_core.serving.openai_api import ApiError
 from umim_core.serving.prompt_merger import PromptMerger
-from umim_core.serving.span_files import SpanTable
 
 
 def test_only_line_ends_end_the_events_of_a_stream() -> None:
@@ -319,7 +318,7 @@ WRONG_IDS = ("08192", " 8192", "+8192", "8_192", "8192.0", "-1", "", "\u0668\u06
 
 def test_every_request_has_a_bias_against_the_ids_of_spans(export: Path) -> None:
     merger = PromptMerger.load(export)
-    new = range(merger.vocab_size, merger.vocab_size + merger.span_count)
+    new = range(merger.vocab_size, merger.vocab_size + len(merger.rules))
     gate = gateway("http://127.0.0.1:1", export, masks=False)
     asked = {"prompt": [1], "logit_bias": {"7": 2.0, str(new[0]): 100}}
     bias = gate._masked(asked)["logit_bias"]
@@ -338,9 +337,8 @@ def test_every_request_has_a_bias_against_the_ids_of_spans(export: Path) -> None
 
 
 def test_a_prompt_whose_merging_fails_is_sent_raw(export: Path) -> None:
-    table, engine = SpanTable.load(export), OddEngine()
-    rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint=table.fingerprint)
-    other = PromptMerger(SpanTable(rules, 10, 4))  # of a model with ten rows
+    engine = OddEngine()
+    other = PromptMerger(RuleSet.from_spans([(1, 2)]), 10, 4)  # of a model with ten rows
     engine.answers[COMPLETIONS] = plain(json.dumps(GOOD).encode())
     tokenizer = load_tokenizer(str(export))
     with in_thread(Gateway(engine.url, tokenizer, other, Limits()).app(None)) as url:

@@ -48,14 +48,7 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.model_export import export_model
 from umim_core.serving.prompt_merger import PromptMerger
-from umim_core.serving.span_files import (
-    ADAPTERS,
-    RECORD,
-    TABLE,
-    TOKENIZER,
-    SpanTable,
-    read_adapters,
-)
+from umim_core.serving.span_files import ADAPTERS, RECORD, TABLE, TOKENIZER, read_adapters
 from umim_core.store.artifacts import sha256_file
 from umim_core.text.chat_parts import content_places, encode_parts
 from umim_core.text.roles import USER, Role
@@ -77,7 +70,7 @@ def test_the_directory_is_a_plain_model_of_more_rows(exported: Exported) -> None
     config = json.loads((exported.directory / "config.json").read_text())
     assert config["vocab_size"] == 8192 + SPANS
     assert config["tie_word_embeddings"] is False
-    assert exported.merger.span_count == SPANS
+    assert len(exported.merger.rules) == SPANS
     assert exported.merger.raw_tail == 16
     weights = load_file(exported.directory / "model.safetensors")
     assert len(list(exported.directory.glob("*.safetensors"))) == 1  # vLLM reads all of them
@@ -86,7 +79,7 @@ def test_the_directory_is_a_plain_model_of_more_rows(exported: Exported) -> None
     assert torch.equal(weights["lm_head.weight"][:8192], own.head_weight)
     assert not weights["lm_head.weight"][8192:].any()
     tokenizer = AutoTokenizer.from_pretrained(exported.directory)
-    assert tokenizer_fingerprint(tokenizer) == exported.merger.fingerprint
+    assert tokenizer_fingerprint(tokenizer) == exported.merger.rules.origin.tokenizer_fingerprint
 
 
 @torch.no_grad()
@@ -198,7 +191,7 @@ def test_adapters_are_written_for_the_one_engine_that_applies_them(
     assert torch.equal(down, own.down["mlp-gate_proj"].bfloat16().float())
     assert torch.equal(up, own.up["mlp-gate_proj"].bfloat16().float())
     tokenizer = AutoTokenizer.from_pretrained(out)
-    assert tokenizer_fingerprint(tokenizer) == SpanTable.load(out).fingerprint
+    assert PromptMerger.load(out, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
     with pytest.raises(ValueError, match="`umim_llama`"):  # transformers knows no such model
         AutoModelForCausalLM.from_pretrained(out)
     with pytest.raises(UmimError, match="umim_llama"):
@@ -251,7 +244,7 @@ LONG_SPANS = [*TABLE_SPANS, (1, 2, 3, 4, 5, 6)]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / TOKENIZER).write_text("{}")
-    SpanTable(RuleSet.from_spans(TABLE_SPANS, "a" * 64), 50, 16).write(tmp_path)
+    PromptMerger(RuleSet.from_spans(TABLE_SPANS, "a" * 64), 50, 16).write(tmp_path)
     return tmp_path
 
 
@@ -269,11 +262,11 @@ def put(folder: Path, **tensors: Any) -> None:
 
 @pytest.mark.parametrize("spans", [TABLE_SPANS, LONG_SPANS])
 def test_what_was_written_is_read(folder: Path, spans: Spans) -> None:
-    SpanTable(RuleSet.from_spans(spans, "a" * 64), 50, 16).write(folder)
-    table = SpanTable.load(folder, tokenizer_fingerprint="a" * 64)
+    PromptMerger(RuleSet.from_spans(spans, "a" * 64), 50, 16).write(folder)
+    table = PromptMerger.load(folder, tokenizer_fingerprint="a" * 64)
     assert [tuple(r) for rows in table.rules.ids_by_order.values() for r in rows.tolist()] == spans
     assert table.rules.longest == max(map(len, spans))
-    assert (table.vocab_size, table.raw_tail, table.fingerprint) == (50, 16, "a" * 64)
+    assert (table.vocab_size, table.raw_tail) == (50, 16)
     assert "roles" not in json.loads((folder / RECORD).read_text())  # as exports before them
     for roles in (USER, ("user", "tools")):
         replace(table, roles=roles).write(folder)
@@ -287,7 +280,7 @@ def other_table(ids: list[list[int]], lengths: list[int]) -> Any:
 
 
 SPOILT: list[tuple[Any, type[UmimError], str]] = [
-    (lambda folder: change(folder, format=2), ArtifactError, "must have format 1; got 2"),
+    (lambda folder: change(folder, format=2), ArtifactError, "format: Input should be 1"),
     (lambda folder: change(folder, vocab_size=0), ArtifactError, "must describe the spans"),
     (lambda folder: change(folder, spans=5), ArtifactError, r"must hold ids \[5, 4 to 16\]"),
     (lambda folder: change(folder, vocab_size=7), ArtifactError, r"lie in 0\.\.6; got 7"),
@@ -311,7 +304,7 @@ def test_what_is_no_export_is_refused(
 ) -> None:
     spoil(folder)
     with pytest.raises(error, match=message):
-        SpanTable.load(folder, tokenizer_fingerprint="a" * 64)
+        PromptMerger.load(folder, tokenizer_fingerprint="a" * 64)
 
 
 VOCAB = 1000
@@ -322,7 +315,7 @@ TEMPLATE = (
 
 
 def merger(spans: Spans, raw_tail: int = 0, vocab_size: int = VOCAB) -> PromptMerger:
-    return PromptMerger(SpanTable(RuleSet.from_spans(spans), vocab_size, raw_tail))
+    return PromptMerger(RuleSet.from_spans(spans), vocab_size, raw_tail)
 
 
 def oracle(
@@ -393,7 +386,7 @@ def test_units_of_a_chat_begin_those_of_the_next_turn(
     monkeypatch.setattr(
         tokenizer, "chat_template", "{% for t in tools %}{{ t | tojson }}\n{% endfor %}" + TEMPLATE
     )
-    own = PromptMerger(SpanTable(rules, len(tokenizer), 4, roles))
+    own = PromptMerger(rules, len(tokenizer), 4, roles)
     tools = [{"name": name, "description": "The sum of all elements."} for name in ("a", "b")]
 
     def write(chat: Sequence[Any], tools: Any) -> str:
@@ -425,7 +418,7 @@ def test_units_of_a_chat_begin_those_of_the_next_turn(
 
 
 def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
-    SpanTable(RuleSet.from_spans([(1, 2)]), VOCAB, 0).write(tmp_path)
+    PromptMerger(RuleSet.from_spans([(1, 2)]), VOCAB, 0).write(tmp_path)
     probe = (
         "import sys\nfrom pathlib import Path\n"
         "from umim_core.serving.prompt_merger import PromptMerger\n"

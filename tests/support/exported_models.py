@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from support.source_tree import ROOT
 from umim_core import UMIM
 from umim_core.serving.prompt_merger import PromptMerger
-from umim_core.serving.span_files import SpanTable
 
 SPANS = 300
 
@@ -32,8 +31,7 @@ class Exported:
     def umim(self) -> UMIM:
         """Our engine with the exported spans as rules."""
         own = UMIM.from_pretrained(self.checkpoint, dtype="float32")
-        rules = SpanTable.load(self.directory).rules
-        return UMIM(own.backbone, replace(own.checkpoint, rules=rules))
+        return UMIM(own.backbone, replace(own.checkpoint, rules=self.merger.rules))
 
     @cached_property
     def model(self) -> PreTrainedModel:

@@ -88,7 +88,7 @@ class Gateway(guard.ApiServer):
         self._call_form = None if form is None or form.shown else form  # engines show none
         self._contexts: dict[object, int] = {}  # by the names of models
         self._known_until = 0.0
-        first, count = merger.vocab_size, merger.span_count
+        first, count = merger.vocab_size, len(merger.rules)
         self._bias = (
             {} if upstream_masks else dict.fromkeys(map(str, range(first, first + count)), _NEVER)
         )
@@ -146,7 +146,7 @@ class Gateway(guard.ApiServer):
             return await self._forward(request, path, document, None)
         context = await self._context(request, document.get("model"))
         try:
-            most = most_raw_tokens(context, self._merger.longest)
+            most = most_raw_tokens(context, self._merger.rules.longest)
             read = await self._reader.read(prompt, most, calls, roles)
         except GenerationError as error:  # the engine may have another template, or more room
             self.metrics.stays_raw("template", error.rule)

@@ -33,7 +33,8 @@ from umim_core.errors import BackboneError, ConfigError, require
 from umim_core.model.umim import UMIM
 from umim_core.model_sources.gguf_writing import write_gguf
 from umim_core.rules.ruleset import RuleSet
-from umim_core.serving.span_files import ARCHITECTURES, SpanTable, write_adapters
+from umim_core.serving.prompt_merger import PromptMerger
+from umim_core.serving.span_files import ARCHITECTURES, write_adapters
 from umim_core.store.publication import publish_directory
 
 GGUF: Final = "model.gguf"
@@ -93,8 +94,8 @@ def export_model(
     rules.check_for_module(
         backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
     )
-    table = SpanTable(rules, backbone.vocab_size, tail, umim.checkpoint.config.roles)
-    rows = surrogates(umim, table)
+    spans = PromptMerger(rules, backbone.vocab_size, tail, umim.checkpoint.config.roles)
+    rows = surrogates(umim, spans)
     model = _widened(backbone, rows)
     _check(backbone, model, rows[:_PROBE])
 
@@ -104,7 +105,7 @@ def export_model(
         tokenizer.save_pretrained(directory)
         if (adapters := umim.module.adapters) is not None:
             write_adapters(directory, adapters, backbone.model.config.model_type)
-        table.write(directory)
+        spans.write(directory)
         if gguf:
             write_gguf(directory, directory / GGUF, backbone.name)
 
@@ -112,10 +113,10 @@ def export_model(
 
 
 @torch.no_grad()
-def surrogates(umim: UMIM, table: SpanTable) -> Tensor:
+def surrogates(umim: UMIM, merger: PromptMerger) -> Tensor:
     """Return the surrogates of all spans [K, d] in the backbone's data type."""
-    ids, lengths = (torch.from_numpy(part.astype(np.int64)) for part in table.padded())
-    rows = []
+    ids = torch.from_numpy(merger.spans.astype(np.int64))
+    lengths, rows = torch.from_numpy(merger.rules.sizes.astype(np.int64)), []
     for part, sizes in zip(torch.split(ids, _CHUNK), torch.split(lengths, _CHUNK), strict=True):
         spans = part[:, : int(sizes.max())].clamp(min=0).to(umim.backbone.device)
         rows.append(umim.merged_model.surrogates(spans, sizes.to(spans.device)))

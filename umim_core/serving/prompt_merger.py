@@ -12,45 +12,97 @@ Neither torch nor transformers is imported here: a gateway merges prompts in a s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
 
 from umim_core.config.form import check_raw_tail
+from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, require
+from umim_core.rules.grams import LONGEST, MAX_LONGEST, orders_to
 from umim_core.rules.matcher import Matcher, check_parts, segment_parts
-from umim_core.serving.span_files import SpanTable
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
+from umim_core.serving.span_files import (
+    ADAPTERS,
+    RECORD,
+    REMEDY,
+    TABLE,
+    TOKENIZER,
+    SpanRecord,
+    check_digest,
+    read_record,
+)
+from umim_core.store.artifacts import sha256_bytes, sha256_file, write_json
+from umim_core.store.disk import write_bytes
+from umim_core.text.roles import USER, Role
 from umim_core.text.token_ids import prompt_array
 
 
+@dataclass(frozen=True)
 class PromptMerger:
-    """Merge prompts, ids in and ids out, by the spans of an exported model.
-
-    Threads may share one.
+    """Merges prompts, ids in and ids out, by the spans of an exported model; threads may share one.
 
     Attributes:
-        vocab_size: Rows V of the model before the export; span i has the id V + i.
-        span_count: Number of spans K.
-        longest: Most tokens of one.
+        rules: The K spans; that at place i of the sorted ones has the id V + i.
+        vocab_size: Rows V of the model before the export.
         raw_tail: Last tokens of each range that stay raw by default.
         roles: Whose contents of a chat may merge, as the checkpoint recommends; for ``write_chat``.
-        fingerprint: SHA-256 of the tokenizer whose ids these are; "" if unknown.
     """
 
-    def __init__(self, table: SpanTable) -> None:
-        self._rules = table.rules
-        self._matcher = Matcher(table.rules)
-        self._spans, _ = table.padded()
-        self.vocab_size = table.vocab_size
-        self.span_count = len(table.rules)
-        self.longest = table.rules.longest
-        self.raw_tail, self.roles = table.raw_tail, table.roles
-        self.fingerprint = table.fingerprint
+    rules: RuleSet
+    vocab_size: int
+    raw_tail: int
+    roles: tuple[Role, ...] = USER
 
     @classmethod
     def load(cls, directory: Path, *, tokenizer_fingerprint: str | None = None) -> PromptMerger:
-        """Read the spans of an exported model: ``umim_spans.json`` and ``.table`` will do."""
-        return cls(SpanTable.load(directory, tokenizer_fingerprint=tokenizer_fingerprint))
+        """Read ``umim_spans.json`` and ``.table``.
+
+        A tokenizer, by file next to them or fingerprint, must be theirs.
+        """
+        record, path, beside = read_record(directory), directory / TABLE, directory / TOKENIZER
+        check_digest(path, record)
+        same = not beside.is_file() or sha256_file(beside) == record.files.get(TOKENIZER)
+        rule = f"{beside} must be the tokenizer that the spans were exported with"
+        remedy = "Restore it, or export the model again."
+        require(same, TokenizerMismatchError, rule, "another file", remedy)
+        rules = _read_table(path, record)
+        if tokenizer_fingerprint is not None:
+            rules.check_tokenizer(tokenizer_fingerprint)
+        return cls(rules, record.vocab_size, record.raw_tail, record.roles)
+
+    def write(self, directory: Path) -> None:
+        """Write both files into a directory that holds tokenizer and adapters already, if any."""
+        lengths = self.rules.sizes.astype(np.int8)
+        data = save({"ids": self.spans, "lengths": lengths})
+        write_bytes(directory / TABLE, data)
+        beside = [path for name in (TOKENIZER, ADAPTERS) if (path := directory / name).exists()]
+        record = SpanRecord(
+            vocab_size=self.vocab_size,
+            spans=len(self.rules),
+            raw_tail=self.raw_tail,
+            tokenizer_fingerprint=self.rules.origin.tokenizer_fingerprint or "",
+            files={TABLE: sha256_bytes(data)} | {path.name: sha256_file(path) for path in beside},
+            roles=self.roles,
+        )
+        write_json(directory / RECORD, record.model_dump())
+
+    @cached_property
+    def spans(self) -> NDArray[np.int32]:
+        """Ids [K, N] of all spans, -1 behind their ends."""
+        rows = [
+            np.pad(ids, ((0, 0), (0, self.rules.longest - n)), constant_values=-1)
+            for n, ids in self.rules.ids_by_order.items()
+        ]
+        return np.concatenate(rows)
+
+    @cached_property
+    def _matcher(self) -> Matcher:
+        return Matcher(self.rules)
 
     def merge(
         self,
@@ -76,17 +128,44 @@ class PromptMerger:
         check_raw_tail(tail, "prompt")
         starts, lengths = segment_parts(self._matcher.segment, raw, ranges, tail)
         merged = raw[starts]
-        for n in self._rules.orders:
+        for n in self.rules.orders:
             at = np.flatnonzero(lengths == n)
             if len(at):
                 spans = raw[starts[at, None] + np.arange(n)]
-                merged[at] = self.vocab_size + self._rules.places(spans)
+                merged[at] = self.vocab_size + self.rules.places(spans)
         return [int(unit) for unit in merged]
 
     def expand(self, ids: Sequence[int] | NDArray[np.integer]) -> list[int]:
         """Return the raw ids that merged ones stand for."""
-        merged = prompt_array(ids, self.vocab_size + self.span_count)
+        merged = prompt_array(ids, self.vocab_size + len(self.rules))
         index = np.maximum(merged - self.vocab_size, 0)
-        rows = np.where((merged < self.vocab_size)[:, None], -1, self._spans[index])
+        rows = np.where((merged < self.vocab_size)[:, None], -1, self.spans[index])
         rows[:, 0] = np.where(merged < self.vocab_size, merged, rows[:, 0])
         return [int(token) for token in rows[rows >= 0]]
+
+
+def _read_table(path: Path, record: SpanRecord) -> RuleSet:
+    """Read the spans and check them against the format."""
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ArtifactError(f"{path} must hold tensors", str(error), REMEDY) from error
+    count, size = record.spans, record.vocab_size
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    width = shapes.get("ids", (0, 0))[-1]
+    fits = shapes == {"ids": (count, width), "lengths": (count,)}
+    rule = f"{path} must hold ids [{count}, {LONGEST} to {MAX_LONGEST}] and lengths [{count}]"
+    require(fits and LONGEST <= width <= MAX_LONGEST, ArtifactError, rule, shapes, REMEDY)
+    ids, lengths, orders = tensors["ids"], tensors["lengths"], orders_to(width)
+    sorted_lengths = np.isin(lengths, orders).all() and not (np.diff(lengths) < 0).any()
+    rule = f"{path} must hold spans of 2 to {width} ids, sorted"
+    require(bool(sorted_lengths), ArtifactError, rule, path.name, REMEDY)
+    most = int(ids.max(initial=0))
+    require(most < size, ArtifactError, f"span ids must lie in 0..{size - 1}", most, REMEDY)
+    by_order = {n: np.ascontiguousarray(ids[lengths == n, :n], dtype=np.int32) for n in orders}
+    support = {n: np.ones(len(rows), dtype=np.int64) for n, rows in by_order.items()}
+    origin = RuleOrigin(tokenizer_fingerprint=record.tokenizer_fingerprint or None)
+    try:
+        return RuleSet(by_order, support, origin)
+    except RuleSetError as error:
+        raise ArtifactError(f"{path} must hold sorted spans", str(error), REMEDY) from error

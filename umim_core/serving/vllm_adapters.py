@@ -25,7 +25,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.platforms import current_platform
 
 from umim_core.errors import ArtifactError, ConfigError
-from umim_core.serving.span_files import SpanTable, read_adapters
+from umim_core.serving.span_files import read_adapters, read_record
 
 
 class _Gate:
@@ -83,7 +83,7 @@ class _Adapted:
         _check(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]  # the model
         directory = Path(vllm_config.model_config.model)
-        self._first_span = SpanTable.load(directory).vocab_size
+        self._first_span = read_record(directory).vocab_size
         self._gate = _Gate(vllm_config)
         matrices = read_adapters(directory)
         for number, layer in enumerate(self.model.layers):

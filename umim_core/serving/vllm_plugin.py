@@ -31,7 +31,7 @@ from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers.registry import TokenizerRegistry
 
 from umim_core.errors import ConfigError, UmimError
-from umim_core.serving.span_files import ARCHITECTURES, RECORD, TYPE, SpanTable
+from umim_core.serving.span_files import ARCHITECTURES, RECORD, TYPE, read_record
 from umim_core.text.chat_parts import content_places, token_ranges
 from umim_core.text.template_process import Chat, Tools
 
@@ -50,7 +50,7 @@ class SpanMask(LogitsProcessor):  # type: ignore[misc]  # vLLM has no types here
         super().__init__(*args, **options)
         directory = Path(get_current_vllm_config().model_config.model)
         exported = (directory / RECORD).is_file()
-        self.first_span = SpanTable.load(directory).vocab_size if exported else None
+        self.first_span = read_record(directory).vocab_size if exported else None
 
     def forward(
         self,
