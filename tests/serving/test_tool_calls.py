@@ -24,7 +24,7 @@ from support.servers import CHAT, QUESTIONS, events, in_thread, post
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.serving.openai_api import PromptFields
+from umim_core.serving.openai_api import ChatPrompt
 from umim_core.serving.tool_calls import CallForm, Calls
 from umim_core.text import template_process
 
@@ -238,7 +238,7 @@ QWEN: dict[str, Any] = {
 
 
 def read(pieces: list[str], form: CallForm = FORM) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    calls = Calls.of(PromptFields.model_validate({"tools": TOOLS}), form)
+    calls = Calls.of(ChatPrompt.model_validate({"messages": [USER], "tools": TOOLS}), form)
     assert calls is not None
     reader, content, found = calls.reader(), "", list[dict[str, Any]]()
     for number, text in enumerate(pieces):

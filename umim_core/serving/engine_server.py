@@ -253,7 +253,7 @@ class LocalEngine:
             prompt = await self._prompt(body, merge, calls)
             options = self._options(body, merge, new_tokens)
             marks = calls.form.shown if calls else frozenset[str]()
-            job = Job(prompt, options, body.new_tokens is None, body.stops, marks, deliver)
+            job = Job(prompt, options, body.new_tokens is None, tuple(body.stop), marks, deliver)
             self.worker.submit(job)
         except UmimError as error:
             yield Failed(error)
@@ -289,11 +289,8 @@ class LocalEngine:
     async def _prompt(self, body: api.AnyBody, merge: Merge, calls: Calls | None) -> PromptIds:
         by_units = merge != "none" and self._served.merged_model.unit_positions == "compact"
         most = most_raw_tokens(self.positions, self._served.merged_model.longest if by_units else 1)
-        if isinstance(body, api.ChatBody):
-            chat = [message.plain() for message in body.messages]
-            read = await self._reader.read(chat, most, calls, body.roles)
-        else:
-            read = await self._reader.read(body.prompt, most)
+        prompt = body if isinstance(body, api.ChatBody) else body.prompt
+        read = await self._reader.read(prompt, most, calls)
         if merge != "none" and read.left_raw:
             self.metrics.stays_raw("template", read.left_raw)
         return PromptIds(read.ids, read.ranges)

@@ -5,21 +5,21 @@
     client   chat.completion(.chunk)                 <- the engine's answer in a chat's form
 
 A request that cannot be merged, or does not want to be, goes to the engine as it came: parts that
-are no text, fields that change the template, tools of a model whose form of calls is not known,
-``x-umim-merge: off``. Where merging itself fails the raw ids are sent. No torch is loaded.
+are no text, fields that change the template, ``logprobs`` of a chat, tools of a model whose form of
+calls is not known, ``x-umim-merge: off``. Where merging itself fails the raw ids are sent. No torch
+is loaded.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import httpx
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -47,16 +47,22 @@ _NEVER: Final = -100.0  # least logit bias of OpenAI's interface; e^-100 of a ch
 _SEEN: Final = {
     api.CHAT: (
         "audio", "chat_template", "chat_template_kwargs", "continue_final_message", "documents",
-        "echo", "function_call", "functions", "modalities", "reasoning", "reasoning_effort",
-        "response_format", "thinking",
+        "echo", "function_call", "functions", "logprobs", "modalities", "reasoning",
+        "reasoning_effort", "response_format", "thinking", "top_logprobs",
     ),
     api.COMPLETIONS: ("echo", "suffix"),
 }  # fmt: skip
-_PROMPT: Final = api.PromptFields.model_fields.keys()
 _ID: Final = re.compile("0|[1-9][0-9]{0,18}")
-_MESSAGES: Final = TypeAdapter(api.Messages)
 _SHOWN: Final = (b"content-type", b"retry-after")  # headers of an engine's answer
 Translate = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class _Chat(api.ChatPrompt):
+    """What a chat's prompt is written from; other fields are the engine's."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    add_generation_prompt: Literal[True] = True
 
 
 class Gateway(guard.ApiServer):
@@ -128,32 +134,30 @@ class Gateway(guard.ApiServer):
 
     async def answer(self, path: str, request: Request) -> Response:
         """Send a prompt's merged ids; where the engine must see more, the request as it came."""
-        document = api.read_json(await guard.read_body(request, self.limits))
-        if not guard.merging_wanted(request):
-            return await self._forward(request, path, document, None)
-        prompt, reason = _mergeable(path, document)
-        calls, roles = None, None
-        if path == api.CHAT and prompt is not None:
-            fields = {name: document[name] for name in _PROMPT & document.keys()}
-            try:
-                asked = api.PromptFields.model_validate(fields)
-                calls, roles = Calls.of(asked, self._call_form), asked.roles
-            except (ValidationError, api.ApiError):  # the engine may know more, or say why not
-                prompt, reason = None, "tools"
+        document, translate = api.read_json(await guard.read_body(request, self.limits)), None
+        if guard.merging_wanted(request):
+            path, document, translate = await self._merged(request, path, document)
+        return await self._forward(request, path, document, translate)
+
+    async def _merged(
+        self, request: Request, path: str, document: dict[str, Any]
+    ) -> tuple[str, dict[str, Any], Translate | None]:
+        """Return path and body of a merged request, and what its answer is for the client."""
+        prompt, calls, reason = self._mergeable(path, document)
         if prompt is None:
             if reason:
                 self.metrics.stays_raw(reason, f"the engine must see {reason}")
-            return await self._forward(request, path, document, None)
+            return path, document, None
         context = await self._context(request, document.get("model"))
         try:
             most = most_raw_tokens(context, self._merger.rules.longest)
-            read = await self._reader.read(prompt, most, calls, roles)
+            read = await self._reader.read(prompt, most, calls)
         except GenerationError as error:  # the engine may have another template, or more room
             self.metrics.stays_raw("template", error.rule)
-            return await self._forward(request, path, document, None)
+            return path, document, None
         if read.left_raw:
             self.metrics.stays_raw("template", read.left_raw)
-        ids = self._merged(read)
+        ids = self._cut(read)
         counts = {"raw_prompt_tokens": len(read.ids), "merged_prompt_tokens": len(ids)}
         if path == api.COMPLETIONS:
 
@@ -161,23 +165,48 @@ class Gateway(guard.ApiServer):
                 count = part.get("usage")
                 return {**part, "usage": {**count, "umim": counts}} if count else part
 
-            return await self._forward(request, path, {**document, "prompt": ids}, counted)
+            return path, {**document, "prompt": ids}, counted
         answer = api.Answer(True, str(document.get("model") or ""), calls)
 
         def translated(part: dict[str, Any]) -> dict[str, Any]:
             completion = _completion(part)
             choices = [
-                api.Choice(new.index, new.text or "", new.finish_reason, _chat_logprobs(new))
+                api.Choice(new.index, new.text or "", new.finish_reason)
                 for new in completion.choices or ()
             ]
             count = completion.usage and {**completion.usage, "umim": counts}
             chunk = answer.chunk(choices, count)
             return chunk if document.get("stream") else answer.whole(count)
 
-        body = self._as_completion(document, ids, context)
-        return await self._forward(request, api.COMPLETIONS, body, translated)
+        return api.COMPLETIONS, self._as_completion(document, ids, context), translated
 
-    def _merged(self, read: ReadPrompt) -> list[int]:
+    def _mergeable(
+        self, path: str, document: dict[str, Any]
+    ) -> tuple[str | _Chat | None, Calls | None, str]:
+        """Return a prompt that may merge with its calls, or what the engine must see, or neither.
+
+        Ids are not merged.
+        """
+        for name in _SEEN[path]:
+            if document.get(name) is not False and not api.neutral(name, document.get(name)):
+                return None, None, name
+        if path == api.COMPLETIONS:
+            prompt = document.get("prompt")
+            if isinstance(prompt, list) and len(prompt) == 1:
+                prompt = prompt[0]
+            if prompt and isinstance(prompt, str):
+                return prompt, None, ""
+            texts = isinstance(prompt, list) and any(isinstance(text, str) for text in prompt)
+            return None, None, "prompt" if texts else ""  # several, each with an answer of its own
+        try:
+            chat = _Chat.model_validate(document)
+            return chat, Calls.of(chat, self._call_form), ""
+        except ValidationError as error:
+            return None, None, str(error.errors()[0]["loc"][0])
+        except api.ApiError:  # the engine may know more, or say why not
+            return None, None, "tools"
+
+    def _cut(self, read: ReadPrompt) -> list[int]:
         try:
             merged = self._merger.merge(read.ids, read.ranges)
         except UmimError as error:
@@ -191,17 +220,13 @@ class Gateway(guard.ApiServer):
         self, chat: dict[str, Any], ids: list[int], context: int | None
     ) -> dict[str, Any]:
         """Return the body of a chat as that of a completion."""
-        # The prompt holds what add_generation_prompt asks for, as true is all that came here.
-        left_out = {*_SEEN[api.CHAT], *_PROMPT, "messages", "add_generation_prompt"}
+        left_out = {*_SEEN[api.CHAT], *_Chat.model_fields}
         body = {name: value for name, value in chat.items() if name not in left_out}
         most = body.pop("max_completion_tokens", None)
         most = body.get("max_tokens") if most is None else most
         if most is None:  # completions get few
             most = self.limits.new_tokens
             most = max(1, min(most, context - len(ids))) if context else most
-        best = body.pop("top_logprobs", None)
-        if body.pop("logprobs", None):
-            body["logprobs"] = best or 0
         return {**body, "prompt": ids, "max_tokens": most}
 
     async def _context(self, request: Request, model: object) -> int | None:
@@ -374,24 +399,13 @@ async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
     yield bytes(line)
 
 
-class _OfEngine(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class _Logprobs(_OfEngine):
-    tokens: list[str] | None = None
-    token_logprobs: list[float | None] | None = None
-    top_logprobs: list[dict[str, float | None] | None] | None = None
-
-
-class _EngineChoice(_OfEngine):
+class _EngineChoice(BaseModel, strict=True):
     index: NonNegativeInt = 0
     text: str | None = None
     finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
 
 
-class _Completion(_OfEngine):
+class _Completion(BaseModel, strict=True):
     choices: list[_EngineChoice] | None = None
     usage: dict[str, Any] | None = None
 
@@ -429,49 +443,3 @@ def _passed(answer: httpx.Response) -> Response:
     response = Response(answer.content, answer.status_code)
     response.raw_headers += answer.headers.raw
     return response
-
-
-def _mergeable(
-    path: str, document: dict[str, Any]
-) -> tuple[str | list[dict[str, str]] | None, str]:
-    """Return a prompt that may merge, or the field that the engine must see, or neither: ids."""
-    for name in _SEEN[path]:
-        if document.get(name) is not False and not api.neutral(name, document.get(name)):
-            return None, name
-    if path == api.COMPLETIONS:
-        prompt = document.get("prompt")
-        if isinstance(prompt, list) and len(prompt) == 1:
-            prompt = prompt[0]
-        if prompt and isinstance(prompt, str):
-            return prompt, ""
-        texts = isinstance(prompt, list) and any(isinstance(text, str) for text in prompt)
-        return None, "prompt" if texts else ""  # several, which would be answers of their own
-    if document.get("add_generation_prompt") not in (None, True):
-        return None, "add_generation_prompt"
-    try:
-        messages = _MESSAGES.validate_python(document.get("messages"))
-    except ValidationError:
-        return None, "messages"
-    return [message.plain() for message in messages], ""
-
-
-def _chat_logprobs(choice: _EngineChoice) -> dict[str, Any] | None:
-    """Return a completion's log-probabilities in a chat's form; those in it stay as they are."""
-    logprobs = choice.logprobs
-    if logprobs is None:
-        return None
-    if logprobs.tokens is None:
-        return logprobs.model_dump(exclude_unset=True)
-
-    def entry(token: str, value: float | None) -> dict[str, object]:
-        return {"token": token, "logprob": value, "bytes": list(token.encode())}
-
-    best: Sequence[dict[str, float | None] | None] = logprobs.top_logprobs or ()
-    content = [
-        {**entry(token, value), "top_logprobs": [entry(*pair) for pair in (others or {}).items()]}
-        for token, value, others in zip_longest(
-            logprobs.tokens, logprobs.token_logprobs or (), best
-        )
-        if token is not None
-    ]
-    return {"content": content}

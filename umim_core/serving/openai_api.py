@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -17,10 +17,8 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     Json,
-    Tag,
     ValidationError,
     field_validator,
     model_validator,
@@ -169,21 +167,13 @@ class _Fields(BaseModel):
         }
 
 
-def _branch(value: object) -> str | None:
-    """Name the branch of a union that a value is for, so that an error is one of that branch."""
-    kinds: dict[type[object], str] = {str: "text", list: "list", dict: "object"}
-    return kinds.get(type(value))
+def _short(expand: Callable[[str], object]) -> BeforeValidator:
+    """Let a field be given in short, by a text."""
+    return BeforeValidator(lambda value: expand(value) if isinstance(value, str) else value)
 
 
-def _union(kinds: str) -> Discriminator:
-    return Discriminator(_branch, custom_error_type="kind", custom_error_message=f"must be {kinds}")
-
-
-_TEXT_OR_LIST: Final = _union("a text or a list")
-_TEXT_OR_OBJECT: Final = _union("a text or an object")
 _Count = Annotated[int, Field(ge=1)] | None
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
-_Stops = Annotated[list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
 _Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
 
 
@@ -205,7 +195,7 @@ class Body(_Fields):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     stop: Annotated[
-        Annotated[_Stop, Tag("text")] | Annotated[_Stops, Tag("list")], _TEXT_OR_LIST
+        list[_Stop], _short(lambda text: [text]), Field(max_length=MAX_STOPS, fail_fast=True)
     ] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -216,10 +206,6 @@ class Body(_Fields):
         if temperature is not None and 0 < temperature < _COLDEST:
             raise ValueError(f"must be 0 or at least {_COLDEST}")
         return temperature
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def new_tokens(self) -> int | None:
@@ -238,15 +224,61 @@ class _Tool(_Fields):
     function: _Function
 
 
-class PromptFields(_Fields):
-    """Fields that say how a chat is written: its tools, and whose contents merge."""
+class _Called(_Fields):
+    name: str
+    arguments: Annotated[Json[dict[str, Any]], BeforeValidator(lambda text: text or "{}")]
 
+
+class _ToolCall(_Fields):
+    id: str
+    type: Literal["function"] = "function"
+    function: _Called
+    index: int | None = None  # of a stream
+
+
+class _Part(_Fields):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Fields):
+    """A message of a chat; what else an answer said of itself (``annotations``) is not read."""
+
+    role: str
+    content: Annotated[
+        list[_Part], _short(lambda text: [{"type": "text", "text": text}]), Field(fail_fast=True)
+    ] = []
+    name: str | None = None
+    annotations: list[Any] | None = None
+    tool_calls: list[_ToolCall] = []
+    tool_call_id: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return what a template reads; it writes arguments of calls as JSON, or in its own way."""
+        text = "".join(part.text for part in self.content)
+        message: dict[str, Any] = {"role": self.role, "content": text}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                call.model_dump(include={"id", "type", "function"}) for call in self.tool_calls
+            ]
+        if self.role == "tool":
+            message |= {"name": self.name, "tool_call_id": self.tool_call_id}
+        return message
+
+
+class _ToolChoice(_Fields):
+    type: Literal["none", "auto", "required", "function"]
+    function: _Function | None = None
+
+
+class ChatPrompt(_Fields):
+    """Fields that say what a chat's prompt is: messages, tools, and whose contents merge."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = []
-    tool_choice: Annotated[
-        Annotated[Literal["none", "auto", "required"], Tag("text")]
-        | Annotated[_Tool, Tag("object")],
-        _TEXT_OR_OBJECT,
-    ] = "auto"
+    tool_choice: Annotated[_ToolChoice, _short(lambda name: {"type": name})] = _ToolChoice(
+        type="auto"
+    )
     parallel_tool_calls: bool = True
     roles: list[Role] | None = None
 
@@ -262,59 +294,7 @@ class PromptFields(_Fields):
         return [tool.model_dump(exclude_unset=True) for tool in self.tools]
 
 
-class _Called(_Fields):
-    name: str
-    arguments: Annotated[Json[dict[str, Any]], BeforeValidator(lambda text: text or "{}")]
-
-
-class _ToolCall(_Fields):
-    id: str
-    type: Literal["function"] = "function"
-    function: _Called
-    index: int | None = None  # of a stream
-
-
-class _TextPart(_Fields):
-    type: Literal["text"]
-    text: str
-
-
-_Parts = Annotated[list[_TextPart], Field(fail_fast=True)]
-
-
-class Message(_Fields):
-    """A message of a chat; what else an answer said of itself (``annotations``) is not read."""
-
-    role: str
-    content: Annotated[
-        Annotated[str, Tag("text")] | Annotated[_Parts, Tag("list")], _TEXT_OR_LIST
-    ] = ""
-    name: str | None = None
-    annotations: list[Any] | None = None
-    tool_calls: list[_ToolCall] = []
-    tool_call_id: str | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """Return what a template reads; it writes arguments of calls as JSON, or in its own way."""
-        parts = self.content
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        message: dict[str, Any] = {"role": self.role, "content": text}
-        if self.tool_calls:
-            message["tool_calls"] = [
-                call.model_dump(include={"id", "type", "function"}) for call in self.tool_calls
-            ]
-        if self.role == "tool":
-            message |= {"name": self.name, "tool_call_id": self.tool_call_id}
-        return message
-
-
-Messages = Annotated[
-    list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-]  # of a chat
-
-
-class ChatBody(Body, PromptFields):
-    messages: Messages
+class ChatBody(Body, ChatPrompt):
     max_completion_tokens: _Count = None
 
     @property
@@ -323,12 +303,16 @@ class ChatBody(Body, PromptFields):
 
 
 class CompletionBody(Body):
-    """Body of ``/v1/completions``; there is one prompt, a text or ids."""
+    """Body of ``/v1/completions`` whose only prompt is a text."""
 
-    prompt: Annotated[Annotated[str, Tag("text")] | Annotated[_Ids, Tag("list")], _TEXT_OR_LIST]
+    prompt: str
 
 
-AnyBody = ChatBody | CompletionBody
+class IdsBody(Body):
+    prompt: _Ids
+
+
+AnyBody = ChatBody | CompletionBody | IdsBody
 
 
 def read_json(raw: bytes) -> dict[str, Any]:
@@ -353,25 +337,23 @@ def parse_body(path: str, raw: bytes) -> AnyBody:
                 400, "unsupported", "a request holds one prompt", f"{len(prompt)} prompts",
                 "Send one request each; they run together.", param="prompt",
             )  # fmt: skip
-        document["prompt"] = prompt[0]
+        document["prompt"] = prompt = prompt[0]
+    other = IdsBody if isinstance(prompt, list) else CompletionBody
     try:
-        return (ChatBody if path == CHAT else CompletionBody).model_validate(document)
+        return (ChatBody if path == CHAT else other).model_validate(document)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False)[0]
         raise _field_error(found, document) from None  # its message repeats the prompt
 
 
-def _field_error(error: ErrorDetails, document: object) -> ApiError:
-    """Return what the check of a body found first; names of a union's branches are no places."""
+def _field_error(error: ErrorDetails, document: Any) -> ApiError:
+    """Return what the check of a body found first; what is given in short has no parts."""
     place: list[str] = []
     for step in error["loc"]:
-        if isinstance(document, list) and isinstance(step, int):
-            document = document[step]
-        elif isinstance(document, dict) and isinstance(step, str):
-            document = document.get(step)
-        else:
-            continue
+        if not isinstance(document, dict | list):
+            break
         place.append(str(step))
+        document = document.get(step) if isinstance(document, dict) else document[step]
     param, value = ".".join(place), error["input"]
     if error["type"] == "extra_forbidden" and param in _UNSUPPORTED:
         return ApiError(
@@ -410,7 +392,6 @@ class Choice:
     index: int
     text: str
     finish: str | None = None
-    logprobs: Any = None
 
 
 @dataclass
@@ -421,7 +402,6 @@ class _Said:
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     finish: str | None = None
-    logprobs: Any = None
 
     def add(self, new: Choice, end: bool) -> tuple[str, list[dict[str, Any]]]:
         """Return what a piece adds to text and calls."""
@@ -429,7 +409,6 @@ class _Said:
         self.text += text
         self.calls += calls
         self.finish = "tool_calls" if self.calls and new.finish == "stop" else new.finish
-        self.logprobs = new.logprobs
         return text, calls
 
 
@@ -476,7 +455,7 @@ class Answer:
         shown = []
         for index, said in sorted(self._said.items()):
             if said.finish is None:
-                said.add(Choice(index, "", logprobs=said.logprobs), True)
+                said.add(Choice(index, ""), True)
             fields: dict[str, Any] = {"text": said.text}
             if self._chat:
                 text = None if said.calls and not said.text else said.text
@@ -495,9 +474,4 @@ class Answer:
 
 
 def _choice(index: int, said: _Said, fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "index": index,
-        **fields,
-        "logprobs": said.logprobs,
-        "finish_reason": said.finish,
-    }
+    return {"index": index, **fields, "logprobs": None, "finish_reason": said.finish}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,10 @@ from starlette.concurrency import run_in_threadpool
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.errors import GenerationError, require
+from umim_core.serving.openai_api import ChatPrompt
 from umim_core.serving.tool_calls import Calls
 from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.roles import USER, Role
-from umim_core.text.template_process import Chat
 from umim_core.text.token_ids import encode
 
 _LONG: Final = 1 << 16  # characters
@@ -64,41 +64,35 @@ class PromptReader:
 
     async def read(
         self,
-        prompt: str | Chat | list[int],
+        prompt: str | list[int] | ChatPrompt,
         most_tokens: int | None,
         calls: Calls | None = None,
-        roles: Sequence[Role] | None = None,
     ) -> ReadPrompt:
-        """Return a prompt that may have so many raw tokens.
+        """Return a prompt that may have so many raw tokens, a chat with the tools it may call.
 
-        A chat has the tools that it may call, and merges what these roles say, by default those of
-        the reader. A text gets the special tokens that the tokenizer adds. Ids are checked by the
-        engine.
+        A text gets the special tokens that the tokenizer adds. Ids are checked by the engine.
         """
-        size = len(prompt)
-        if not isinstance(prompt, str):
-            texts = [message["content"] for message in prompt if not isinstance(message, int)]
-            size = sum(len(text) + 64 for text in texts) or size
-        return await self._lanes.run(size, lambda: self._read(prompt, most_tokens, calls, roles))
+        if isinstance(prompt, ChatPrompt):
+            texts = (part.text for message in prompt.messages for part in message.content)
+            size = 64 * len(prompt.messages) + sum(map(len, texts))
+        else:
+            size = len(prompt)
+        return await self._lanes.run(size, lambda: self._read(prompt, most_tokens, calls))
 
     def _read(
-        self,
-        prompt: str | Chat | list[int],
-        most: int | None,
-        calls: Calls | None,
-        roles: Sequence[Role] | None,
+        self, prompt: str | list[int] | ChatPrompt, most: int | None, calls: Calls | None
     ) -> ReadPrompt:
         ranges, left_raw = None, ""
         if isinstance(prompt, str):
             self._check_text(prompt, most)
             ids = np.array(encode(self._tokenizer, prompt, None), dtype=np.int64)
-        elif isinstance(prompt[0], int):
+        elif isinstance(prompt, list):
             _check_count(len(prompt), most)
             ids = np.array(prompt)
         else:
-            tools = calls.tools if calls else None
-            roles = self._roles if roles is None else roles
-            written = write_chat(cast("Chat", prompt), self._tokenizer, tools, roles)
+            chat = [message.plain() for message in prompt.messages]
+            roles = self._roles if prompt.roles is None else prompt.roles
+            written = write_chat(chat, self._tokenizer, calls.tools if calls else None, roles)
             text = written.text + (calls.begun if calls else "")
             self._check_text(text, most)
             ids, ranges = encode_parts(self._tokenizer, text, written.places)

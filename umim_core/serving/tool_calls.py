@@ -21,7 +21,7 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.errors import GenerationError
-from umim_core.serving.openai_api import PromptFields, bad_field
+from umim_core.serving.openai_api import ChatPrompt, bad_field
 from umim_core.text.template_process import parse_reply, template_for
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -75,12 +75,12 @@ class Calls:
     single: bool
 
     @classmethod
-    def of(cls, asked: PromptFields, form: CallForm | None) -> Calls | None:
+    def of(cls, asked: ChatPrompt, form: CallForm | None) -> Calls | None:
         """Return what a request says of calls; None where there are to be none."""
         choice = asked.tool_choice
-        named = None if isinstance(choice, str) else choice.function.name
-        tools, must = asked.offered(), choice == "required" or named is not None
-        if not tools or choice == "none":
+        named = choice.function.name if choice.type == "function" and choice.function else None
+        tools, must = asked.offered(), choice.type in ("required", "function")
+        if not tools or choice.type == "none":
             if must:
                 raise bad_field("tool_choice", "tool_choice needs tools", "none", "Add tools.")
             return None
@@ -90,7 +90,8 @@ class Calls:
                 f"{_OPEN} and JSON, or whose tokenizer has a response template", "another one",
                 "Leave them out, or serve another model.",
             )  # fmt: skip
-        if named is not None and all(tool["function"]["name"] != named for tool in tools):
+        names = {tool["function"]["name"] for tool in tools}
+        if choice.type == "function" and named not in names:
             raise bad_field("tool_choice", "tool_choice must name one of the tools", named)
         if must and form.template is not None:
             raise bad_field(
