@@ -45,6 +45,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json, write_manifest
+from umim_core.text.source_names import Reading
 
 SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 
@@ -399,7 +400,7 @@ def test_training_is_printed_for_models_that_the_command_takes(
     tiny_checkpoint: Path, revision: str | None
 ) -> None:
     config = read_config(tiny_checkpoint).model_copy(update={"backbone_revision": revision})
-    generate, train = after_pruning(Path("less"), config, ["a.txt"], {})
+    generate, train = after_pruning(Path("less"), config, ["a.txt"], Reading())
     assert generate.startswith("  umim generate")
     if revision is None:
         assert train.startswith("  umim train") and "--start less --out less-trained" in train

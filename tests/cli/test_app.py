@@ -26,7 +26,6 @@ GATEWAY = "serve --upstream http://127.0.0.1:1"
 REFUSED = {
     "compress x -c no-such": "a checkpoint must be one of",
     "compress a\udcff -c checkpoint": "a text must be UTF-8",
-    "generate w1 -c no-such --raw-tail -3": "raw_tail must be an integer of at least 0",
     "generate w1 -c checkpoint --greedy --seed 1": "need do_sample; got ['seed']",
     "generate w1 --sample --top-p nan": "top_p is out of range: it must be a number; got nan",
     "generate w1 --stream --sample -n 2": "--samples cannot be streamed; got --samples 2",
@@ -37,7 +36,6 @@ REFUSED = {
     "generate w1 --chat --special-tokens": "whose template writes special tokens; got --special-t",
     "generate w1 --target-tr 1": "a target token reduction must lie above 0 and below",
     "generate w1 --merge none --budget 1": "--budget and --target-tr choose what merges; got --b",
-    "ppl a.txt -c no-such --dtype float8": "dtype must be one of",
     "ppl a.txt -c checkpoint --device cuda:99": "device must be cpu",
     "ppl a.txt -c checkpoint --prompt --segment-length 8 --context 5": "must be at most 4 with --p",
     "ppl a.txt -c checkpoint --raw-tail 2": "--raw-tail is of prompts; got 2",
@@ -145,6 +143,8 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
     ("line", "message"),
     [
         ("generate x --merge some", "'some' is not one of 'all', 'prompt', 'none'"),
+        ("generate x --raw-tail -3", "Invalid value for '--raw-tail'"),
+        ("ppl x --dtype float8", "'float8' is not one of 'auto', 'published'"),
         ("ppl", "Missing argument"),
         ("train m x --steps 0", "Invalid value for '--steps'"),
         ("bench --budget -1", "Invalid value for '--budget'"),

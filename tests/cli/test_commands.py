@@ -288,7 +288,7 @@ def mine(umim: Umim, tokenizer: Path, *options: object) -> Result:
     return umim("mine", "*.txt", "--tokenizer", tokenizer, *PLAIN, *options)
 
 
-def written(name: str = "out") -> Grams:
+def written(name: str) -> Grams:
     return grams_of(RuleSet.load(name))
 
 
@@ -300,13 +300,19 @@ def per_order(rules: Grams) -> dict[str, int]:
     return {str(n): sum(len(span) == n for span in rules) for n in ORDERS}
 
 
-def test_rules_of_text_and_their_figures(umim: Umim, corpus: Path, tokenizer_folder: Path) -> None:
-    result = mine(umim, tokenizer_folder, "--out", "out", "--json")
-    assert result.code == 0, result.err
-    document = json.loads(result.out)
-    assert written() == frequent(3)
-    assert document["raw"] == document["rules"] == per_order(frequent(3))
-    assert document["tokens"] == sum(SIZES)
+def test_mined_rules_are_those_of_an_oracle(
+    umim: Umim, corpus: Path, tokenizer_folder: Path
+) -> None:
+    plain = document(mine(umim, tokenizer_folder, "--out", "out", "--json"))
+    assert written("out") == frequent(3) and plain["tokens"] == sum(SIZES)
+    assert plain["raw"] == plain["rules"] == per_order(frequent(3))
+    options = ("--rule-budget", 50, "--longest", 6, "--protect", "w1$", "--protect", "2")
+    few = document(mine(umim, tokenizer_folder, "--out", "few", *options, "--json"))
+    assert few["tau"] > 3 and sum(few["rules"].values()) <= 50
+    assert written("few") == frequent(few["tau"], frozenset({1, 2, 12}), 6)
+    made = RuleSet.load("few").options
+    assert (made.longest, made.segment_length) == (6, LENGTH)
+    assert (made.overlap, made.containment) == ("none", "keep")
 
 
 def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer_folder: Path) -> None:
@@ -317,18 +323,6 @@ def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer_folder: Path)
     assert result.code == 0, result.err
     assert re.search(r"unusable rows skipped: 2, the first: rows.jsonl:2", result.err)
     assert re.search(r"umim train \S+ rows.jsonl --rules out --max-bad 5 --steps", result.out)
-
-
-def test_options_reach_the_miner(umim: Umim, corpus: Path, tokenizer_folder: Path) -> None:
-    protected = ("--protect", "w1$", "--protect", "2")
-    how = ("--out", "out", "--rule-budget", 50, "--longest", 6)
-    result = mine(umim, tokenizer_folder, *how, *protected, "--json")
-    document = json.loads(result.out)
-    assert document["tau"] > 3 and sum(document["rules"].values()) <= 50
-    assert written() == frequent(document["tau"], frozenset({1, 2, 12}), 6)
-    made = RuleSet.load("out").options
-    assert (made.longest, made.segment_length) == (6, LENGTH)
-    assert (made.overlap, made.containment) == ("none", "keep")
 
 
 def test_a_template_of_windows_is_read_without_its_mark(tmp_path: Path) -> None:
@@ -466,22 +460,15 @@ def test_a_checkpoint_shows_the_rules_inside_and_its_rows(
     assert "order; 2 rules have a row" in umim("rules", "checkpoint").out
 
 
-@pytest.fixture
-def leaking(folder: Path, word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast]) -> Path:
-    """A folder with a rule that spells out an address."""
-    tokenizer = word_tokenizer(["<eos>", "write", "jane@corp.net"])
-    tokenizer.save_pretrained(folder / "words")
-    ruleset({(1, 1): 9, (1, 2): 6}, tokenizer_fingerprint(tokenizer)).save(folder / "leaking")
-    return folder
-
-
-def test_a_scan_lists_leaks_and_fails(umim: Umim, leaking: Path) -> None:
-    result = umim("rules", "leaking", "--tokenizer", "words", "--scan", "--json")
-    text = "write jane@corp.net"
+def test_a_scan_lists_leaks_and_fails(
+    umim: Umim, folder: Path, word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast]
+) -> None:
+    text, scan = "write jane@corp.net", ("rules", "leaking", "--tokenizer", "words", "--scan")
+    tokenizer = word_tokenizer(["<eos>", *text.split()])
+    tokenizer.save_pretrained("words")
+    ruleset({(1, 1): 9, (1, 2): 6}, tokenizer_fingerprint(tokenizer)).save("leaking")
+    found, shown = umim(*scan, "--json"), umim(*scan)
     leak = {"span": [1, 2], "text": text, "kind": "e-mail address", "count": 6}
-    assert result.code == 1
-    assert json.loads(result.out)["leaks"] == [leak]
-    shown = umim("rules", "leaking", "--tokenizer", "words", "--scan")
-    assert shown.code == 1
+    assert (found.code, json.loads(found.out)["leaks"], shown.code) == (1, [leak], 1)
     rows = [line.split() for line in shown.out.splitlines()]
     assert ["6", "e-mail", "address", "write·jane@corp.net"] in rows

@@ -48,8 +48,8 @@ def test_a_module_is_trained_and_the_next_commands_are_printed(
     umim: Umim, folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "trained"
-    done = train(umim, folder, *TINY, "--out", out)
-    assert done.code == 0
+    done = train(umim, folder, *TINY, "--out", out, "--kind", "text")
+    assert done.code == 0, done.err
     forecast = r"6 steps of 4 rows and 6 validations .*: about \S+ s a step and .* in all"
     assert re.search(forecast, done.err)
     commands = [shlex.split(line) for line in done.out.splitlines() if line.startswith("  ")]

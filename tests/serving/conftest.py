@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.command_line import run_main
 from support.exported_models import SPANS, Exported
 from support.servers import CHATML, QUESTIONS
 from support.source_tree import ROOT
@@ -19,7 +19,6 @@ from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
-from umim_core.cli.app import main
 from umim_core.config.form import ModuleForm
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
@@ -69,11 +68,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         module.norm_o.bias.normal_(0.0, backbone.embedding_std / 3, generator=generator)
     merged_model = MergedModel(backbone, module, Matcher(rules))
     Checkpoint.of(merged_model).save(folder / "merge")
-    arguments = ["export", folder / "merge", "--out", folder / "model", "--spans", SPANS, "--gguf"]
-    arguments += ["--text", ROOT / "docs" / "*.md", "--dtype", "float32"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["umim", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    assert not ended.value.code
+    options = ("--text", ROOT / "docs" / "*.md", "--dtype", "float32", "--gguf", "--spans", SPANS)
+    run_main("export", folder / "merge", "--out", folder / "model", *options)
     return Exported(folder / "merge", folder / "model")

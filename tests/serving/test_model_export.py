@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from benchmarks.engines import OPENVINO, SCRIPT
 from support.command_line import Umim, console, document
 from support.exported_models import SPANS, Exported
 from support.processes import output_of
@@ -82,6 +83,14 @@ def test_the_directory_is_a_plain_model_of_more_rows(exported: Exported) -> None
     assert tokenizer_fingerprint(tokenizer) == exported.merger.rules.origin.tokenizer_fingerprint
 
 
+def greedy(model: PreTrainedModel, ids: list[int]) -> list[int]:
+    """16 tokens that transformers writes behind a prompt."""
+    rows = torch.tensor([ids])
+    mask = torch.ones_like(rows)
+    whole = model.generate(rows, attention_mask=mask, max_new_tokens=16, do_sample=False)
+    return list(map(int, whole[0, len(ids) :]))
+
+
 @torch.no_grad()
 def test_transformers_computes_what_our_engine_does(exported: Exported) -> None:
     umim, merged_tokens = exported.umim, 0
@@ -93,13 +102,7 @@ def test_transformers_computes_what_our_engine_does(exported: Exported) -> None:
         found = exported.model(torch.tensor([merged])).logits[0, :, : umim.backbone.vocab_size]
         assert float((found - wanted).abs().max()) <= 1e-4
         ours = umim.generate([ids], merge="prompt", raw_tail=16, max_new_tokens=16, do_sample=False)
-        theirs = exported.model.generate(
-            torch.tensor([merged]),
-            attention_mask=torch.ones(1, len(merged), dtype=torch.int64),
-            max_new_tokens=16,
-            do_sample=False,
-        )
-        assert theirs[0, len(merged) :].tolist() == list(ours.ids[0])
+        assert greedy(exported.model, merged) == list(ours.ids[0])
     assert merged_tokens > 4 * 120 * 0.1
 
 
@@ -141,6 +144,22 @@ def test_the_gguf_file_holds_the_same_model(exported: Exported, tmp_path: Path) 
     text = "Return the sum of array elements over a given axis.\n\n    it's 2024!"
     ours = AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"]
     assert ours == exported.umim.backbone.encode(text)
+
+
+@pytest.mark.skipif(not OPENVINO.exists(), reason="needs `tools/engine.sh openvino` (0.3 GB)")
+def test_openvino_writes_the_ids_that_transformers_does(exported: Exported, tmp_path: Path) -> None:
+    """It reads the GGUF file, and no other floats than float16."""
+    umim = UMIM.from_pretrained(exported.checkpoint, dtype="float16")
+    export_model(umim, exported.umim.rules, tmp_path / "model", gguf=True)
+    merger = PromptMerger.load(tmp_path / "model")
+    prompts = [merger.merge(ids) for ids in exported.prompts(4)]
+    assert sum(map(len, prompts)) < 4 * 120 * 0.9
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    model.generation_config.eos_token_id = None  # neither engine stops early
+    wanted = [greedy(model, ids) for ids in prompts]
+    asked = json.dumps({"prompts": prompts, "tokens": 16})
+    printed = output_of(OPENVINO, SCRIPT, tmp_path / "model" / "model.gguf", stdin=asked)
+    assert [ids for ids, _, _ in json.loads(printed.splitlines()[-1])] == wanted
 
 
 DEEP = ModuleForm(merge_depth=1, residual="last", unit_positions="preserved")

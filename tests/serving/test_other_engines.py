@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -25,11 +24,11 @@ from benchmarks.engines import (
     with_spans,
 )
 from benchmarks.subjects import CHECKPOINT, GENERAL
+from support.command_line import run_main
 from support.processes import output_of
 from support.servers import CHAT, Served
 from support.source_tree import ROOT
 from umim_core import UMIM
-from umim_core.cli.app import main
 from umim_core.model_sources.model_cache import model_fault
 from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.serving.prompt_merger import PromptMerger
@@ -63,12 +62,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     if fault := model_fault(PACKAGED["smollm2-135m-instruct"]):
         pytest.skip(f"{fault}; umim fetch smollm2-135m-instruct")
     directory = tmp_path_factory.mktemp("export") / "model"
-    arguments = ["export", CHECKPOINT, "--text", TEXT, "--out", directory, "--gguf"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["umim", *map(str, arguments), "--dtype", "float32"])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    assert not ended.value.code
+    options = ("--text", TEXT, "--out", directory, "--gguf", "--dtype", "float32")
+    run_main("export", CHECKPOINT, *options)
     umim, merger = with_spans(CHECKPOINT, directory), PromptMerger.load(directory)
     chats = list(read_chats(PROMPTS, ("web",)))
     return Exported(directory, umim, merger, chats, [prompt_of(c, umim, merger) for c in chats])

@@ -44,3 +44,12 @@ def console(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return Result(int(caught.value.code or 0), *capsys.readouterr())
 
     return run
+
+
+def run_main(*arguments: object) -> None:
+    """Run ``umim`` with arguments to a good end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["umim", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code

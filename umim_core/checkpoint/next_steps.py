@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from umim_core.checkpoint.checkpoint_files import (
     DEFAULT_CHECKPOINT,
@@ -18,6 +18,9 @@ from umim_core.checkpoint.checkpoint_files import (
     resolve_checkpoint,
 )
 from umim_core.embedded.assets import embedded_names
+
+if TYPE_CHECKING:
+    from umim_core.text.source_names import Reading
 
 PROMPT: Final = "Once upon a time"
 TASKS_FOLDER: Final = Path(__file__).parents[1] / "evaluation" / "tasks"  # for lm-eval's command
@@ -32,15 +35,15 @@ def after_mining(
     tokenizer: str | None,
     texts: Sequence[str],
     *,
-    data: Mapping[str, object],
+    reading: Reading,
     tokens: int,
     segment_length: int,
 ) -> list[str]:
-    """Return how to train with mined rules; ``data`` are the options that read the corpus."""
+    """Return how to train with mined rules."""
     model = "MODEL" if tokenizer is None else tokenizer
     trained = out.with_name(f"{out.name}-trained")
     command = ["umim", "train", model, *_short(texts), "--rules", str(out)]
-    command += _given(data)
+    command += _flags(reading)
     once = math.ceil(tokens / (BATCH_SIZE * segment_length) / 10) * 10  # reads the text once
     steps = min(max(once, _FEWEST_STEPS), STEPS)  # within what a first try needs
     command += ["--steps", str(steps), "--out", str(trained)]
@@ -56,9 +59,8 @@ def after_fetching(name: str) -> list[str]:
     return ["", "Next, mine rules from texts of your own:", f"  {' '.join(command)}"]
 
 
-def _given(options: Mapping[str, object]) -> list[str]:
-    given = [(name, str(value)) for name, value in options.items() if value is not None]
-    return [word for pair in given for word in pair]
+def _flags(reading: Reading) -> list[str]:
+    return [str(word) for pair in reading.flags.items() for word in pair]
 
 
 def _short(texts: Sequence[str]) -> list[str]:
@@ -90,12 +92,11 @@ def after_training(checkpoint: str | Path) -> list[str]:
 
 
 def after_pruning(
-    out: Path, config: CheckpointConfig, texts: Sequence[str], data: Mapping[str, object]
+    out: Path, config: CheckpointConfig, texts: Sequence[str], reading: Reading
 ) -> list[str]:
     """Return how to use a pruned checkpoint, and how to train it further with its rules.
 
     ``umim train`` takes models of no named revision; for others a recipe of the pipeline is named.
-    ``data`` are the options that read the corpus.
     """
     generate = ["umim", "generate", PROMPT, "-c", str(out), "--show"]
     use, rules = f"  {shlex.join(generate)}", str(out / "checkpoint" / "rules")
@@ -106,7 +107,7 @@ def after_pruning(
             f"pipeline; the rules are in {rules}.)",
         ]
     train = ["umim", "train", config.backbone, *_short(texts), "--rules", rules]
-    train += _given(data)
+    train += _flags(reading)
     train += ["--start", str(out), "--out", str(out.with_name(f"{out.name}-trained"))]
     return [use, f"  {shlex.join(train)}"]
 

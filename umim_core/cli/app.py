@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -22,8 +21,7 @@ from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, writing
 from umim_core.cli.demo_command import demo
 from umim_core.cli.export_command import export
 from umim_core.cli.generate_command import generate
-from umim_core.cli.import_command import import_release
-from umim_core.cli.init_command import init
+from umim_core.cli.make_commands import import_release, init
 from umim_core.cli.mine_command import mine
 from umim_core.cli.path_command import baselines, fetch, path, task_text
 from umim_core.cli.ppl_command import ppl
@@ -39,26 +37,10 @@ app = typer.Typer(
     name="umim", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 
-_COMMANDS: Final[tuple[Callable[..., None], ...]] = (
-    *(
-        demo,
-        generate,
-        report,
-        tune,
-        bench,
-        mine,
-        rules,
-        init,
-        prune,
-        train,
-        export,
-        ppl,
-        path,
-        task_text,
-    ),
-    *(serve, fetch, baselines),
-)
-for _command in _COMMANDS:
+for _command in (
+    demo, generate, report, tune, bench, mine, rules, init, prune, train, export, ppl, path,
+    task_text, serve, fetch, baselines,
+):  # fmt: skip
     app.command()(_command)
 app.command("import")(import_release)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from umim_core.errors import ConfigError, CorpusError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from rich.table import Table
 
     from umim_core.model.umim import UMIM
     from umim_core.throughput.break_even import ThroughputRow
@@ -28,20 +26,20 @@ _LENGTHS: Final = (256, 512, 1024)
 _LEAST: Final = 8  # tokens of a prompt
 _CHARACTERS: Final = 16  # of a text that surely make a token
 _MIB: Final = 2**20
-_WIDTH: Final = 130  # of the table where there is no terminal
-_COLUMNS: Final = (
+_HEAD: Final[tuple[str, ...]] = (
     *("rows x tokens", "rules", "TR", "phase", "base tok/s", "UMIM tok/s"),
     *("speed-up", "bound", "ms", "KV MiB"),
 )
 _CAPTION: Final = (
-    "Tokens are original tokens; matching and merging are part of UMIM's time. ms of prefill: time "
-    "to the first token. KV: keys and values at the end of the phase. Speed-up: median of the "
-    "pairs and quartiles; bound: the most that this token reduction can give."
+    "Tokens are original tokens; matching and merging are part of UMIM's time. ms of prefill:",
+    "time to the first token. KV: keys and values at the end of the phase. Speed-up: median of",
+    "the pairs and quartiles; bound: the most that this token reduction can give.",
 )
 Number = TypeVar("Number", int, float)
 
 
 def bench(
+    context: typer.Context,
     checkpoint: shared.CheckpointOption = None,
     lengths: Annotated[
         str | None,
@@ -69,19 +67,12 @@ def bench(
     as_json: JsonFlag = False,
 ) -> None:
     """Time a checkpoint against its base model: prefill, decode, memory and whether it pays."""
-    from umim_core.config.recipe_files import validated
-
-    config = validated(
+    config = shared.of_context(
+        context,
         BenchmarkConfig,
-        {
-            "prompt_lengths": _LENGTHS if lengths is None else _numbers(lengths, int, "--lengths"),
-            "batch_sizes": _numbers(batch_sizes, int, "--batch-sizes"),
-            "token_reductions": _numbers(reductions, float, "--reductions"),
-            "new_tokens": new_tokens,
-            "pairs": pairs,
-            "warmup": warmup,
-        },
-        "the options",
+        prompt_lengths=_LENGTHS if lengths is None else _numbers(lengths, int, "--lengths"),
+        batch_sizes=_numbers(batch_sizes, int, "--batch-sizes"),
+        token_reductions=_numbers(reductions, float, "--reductions"),
     )
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
@@ -107,23 +98,18 @@ def bench(
     reading = f"merge {merge}" + (f", raw tail {raw_tail}" if raw_tail else "")
     kind = str(umim.backbone.dtype).removeprefix("torch.")
     summary = f"{kind}, {reading}. {verdict(rows)}"
-    if as_json:
-        document: dict[str, object] = {
-            "checkpoint": name,
-            "device": place,
-            "dtype": kind,
-            "merge": merge,
-            "raw_tail": raw_tail,
-            "rows": [asdict(row) for row in rows],
-            "break_even": break_even(rows),
-            "verdict": summary,
-        }
-        emit(document, [], as_json)
-    else:
-        from rich.console import Console
-
-        Console(width=None if sys.stdout.isatty() else _WIDTH).print(_table(rows))
-        emit({}, [summary, *filter(None, [quantisation_note(umim.backbone.name)])], as_json)
+    document: dict[str, object] = {
+        "checkpoint": name,
+        "device": place,
+        "dtype": kind,
+        "merge": merge,
+        "raw_tail": raw_tail,
+        "rows": [asdict(row) for row in rows],
+        "break_even": break_even(rows),
+        "verdict": summary,
+    }
+    note = filter(None, [quantisation_note(umim.backbone.name)])
+    emit(document, [*_table(rows), "", *_CAPTION, "", summary, *note], as_json)
 
 
 def _numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:
@@ -168,19 +154,11 @@ def _ids(umim: UMIM, path: Path | None, config: BenchmarkConfig) -> NDArray[np.i
     return np.array(ids[:needed], dtype=np.int64)
 
 
-def _table(rows: Sequence[ThroughputRow]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, caption=_CAPTION, caption_justify="left", pad_edge=False)
-    for name in _COLUMNS:
-        table.add_column(name, justify="left" if name in ("rules", "phase") else "right")
-    shown = ("", "")
+def _table(rows: Sequence[ThroughputRow]) -> list[str]:
+    table, shown = [_HEAD], ("", "")
     for row in rows:
         setting = (f"{row.batch_size} x {row.prompt_tokens:,}", row.label)
-        if setting != shown:
-            table.add_section()
-        table.add_row(
+        cells = (
             *(("", "") if setting == shown else setting),
             f"{row.token_reduction:.1%}",
             row.phase,
@@ -191,8 +169,10 @@ def _table(rows: Sequence[ThroughputRow]) -> Table:
             f"{1e3 * row.base_seconds:,.1f} / {1e3 * row.umim_seconds:,.1f}",
             f"{row.base_kv_bytes / _MIB:,.1f} / {row.umim_kv_bytes / _MIB:,.1f}",
         )
-        shown = setting
-    return table
+        table, shown = [*table, cells], setting
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = (zip(cells, widths, strict=True) for cells in table)
+    return ["  ".join(f"{cell:>{width}}" for cell, width in line) for line in lines]
 
 
 def verdict(rows: Sequence[ThroughputRow]) -> str:

@@ -73,17 +73,8 @@ def export(
 ) -> None:
     """Write a Hugging Face directory with one more row for each span."""
     if not text:
-        shared.refuse_ignored(
-            {
-                "--spans": spans,
-                "--tau": tau,
-                "--protect": protect,
-                "--kind": kind,
-                "--field": field,
-                "--max-bad": max_bad,
-            },
-            "choose spans of a text: add --text FILE",
-        )
+        chosen = {"--spans": spans, "--tau": tau, "--protect": protect}
+        shared.refuse_ignored(chosen, "choose spans of a text: add --text FILE")
     if out.exists():
         raise ConfigError("--out must not exist", str(out), "Remove it or choose another name.")
     from umim_core.mining.mine import mine_rules
@@ -93,7 +84,7 @@ def export(
     from umim_core.store.disk import check_writable
     from umim_core.store.locking import computing
     from umim_core.store.scratch import scratch_folder
-    from umim_core.text.source_names import Reading, source_of
+    from umim_core.text.source_names import Reading, sources_of
 
     options = RuleOptions(
         tau=_TAU if tau is None else tau,
@@ -102,11 +93,11 @@ def export(
     )
     check_writable(out)
     log_lines("umim.progress")
-    source = source_of(tuple(text), Reading(kind, field, max_bad=max_bad)) if text else None
+    sources = sources_of([tuple(text)] if text else [], Reading(kind, field, max_bad=max_bad))
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype)
     check_exportable(umim, gguf=gguf)
     rules = umim.checkpoint.rules
-    if source is None and len(rules) > _MOST:
+    if not sources and len(rules) > _MOST:
         raise ConfigError(
             f"an export without --text must have at most {_MOST:,} rules",
             f"{checkpoint} has {len(rules):,}",
@@ -114,10 +105,10 @@ def export(
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     with computing(), scratch_folder(out.parent, out.name) as folder:
-        if source is not None:
-            chosen = folder / "spans"
-            mine_rules(source, chosen, tokenizer=umim.backbone.name, options=options)
-            rules = RuleSet.load(chosen)
+        for source in sources:
+            mined = folder / "spans"
+            mine_rules(source, mined, tokenizer=umim.backbone.name, options=options)
+            rules = RuleSet.load(mined)
         export_model(umim, rules, out, raw_tail=raw_tail, gguf=gguf)
     count, rows = len(rules), umim.backbone.vocab_size
     document: dict[str, object] = {

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def mine(
+    context: typer.Context,
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -40,14 +41,18 @@ def mine(
     spans: int | None = shared.of_field(RuleOptions, "spans"),
     overlap: Overlap | None = shared.of_field(RuleOptions, "overlap", None),
     containment: Containment | None = shared.of_field(RuleOptions, "containment", None),
-    policy: Annotated[
+    source: Annotated[
         Literal["frequency", "confidence"],
-        typer.Option(help="Frequent spans, or spans that a language model is confident about."),
+        typer.Option(
+            "--policy", help="Frequent spans, or spans that a language model is confident about."
+        ),
     ] = "frequency",
     backbone: Annotated[
         str | None, typer.Option(help="Model of the confidence policy; it brings its tokenizer.")
     ] = None,
-    confidence: float | None = shared.of_field(RuleOptions, "min_probability", None),
+    min_probability: float | None = shared.of_field(
+        RuleOptions, "min_probability", None, "--confidence"
+    ),
     rule_budget: int | None = shared.of_field(RuleOptions, "rule_budget"),
     min_documents: int = shared.of_field(RuleOptions, "min_documents"),
     protect: shared.ProtectOption = None,
@@ -63,65 +68,41 @@ def mine(
     """Mine merge rules from a corpus and write a rule directory."""
     if out is None:
         raise ConfigError("--out must name the rule directory to write", "nothing", "Add it.")
-    given = {
-        "overlap": overlap,
-        "containment": containment,
-        "min_probability": confidence if policy == "confidence" else None,
-    }
-    options = RuleOptions.model_validate(
-        {
-            "tau": tau,
-            "longest": longest,
-            "segment_length": segment_length,
-            "rule_budget": rule_budget,
-            "spans": spans,
-            "min_documents": min_documents,
-            "protect": tuple(protect or ()),
-            "threads": threads,
-            "max_memory_gib": max_memory_gib,
-            "source": policy,
-            **{name: value for name, value in given.items() if value is not None},
-        }
-    )
     shared.refuse_ignored(
-        {"--backbone": backbone, "--confidence": confidence} if policy == "frequency" else {},
+        {"--backbone": backbone, "--confidence": min_probability} if source == "frequency" else {},
         "belong to the confidence policy",
     )
     shared.refuse_ignored(
         {"--tokenizer": tokenizer, "--threads": threads, "--max-memory-gib": max_memory_gib}
-        if policy == "confidence"
+        if source == "confidence"
         else {},
         "have no part in the confidence policy; the backbone brings its tokenizer",
     )
+    options = shared.of_context(context, RuleOptions)
 
     from umim_core.text.source_names import Reading, source_of  # imports pyarrow
 
     log_lines("umim.progress")
-    source = source_of(tuple(sources), Reading(kind, field, split, config, max_bad))
+    reading = Reading(kind, field, split, config, max_bad)
+    corpus = source_of(tuple(sources), reading)
     from umim_core.mining.mine import mine_rules
 
-    if policy == "confidence":
+    if source == "confidence":
         if backbone is None:
             raise ConfigError("the confidence policy needs --backbone", "nothing", "Add it.")
         from umim_core.backbone.backbone import load_backbone
 
-        report = mine_rules(source, out, backbone=load_backbone(backbone), options=options)
+        report = mine_rules(corpus, out, backbone=load_backbone(backbone), options=options)
     else:
         from umim_core.store.locking import computing
 
         with computing():
-            report = mine_rules(source, out, tokenizer=tokenizer, options=options)
+            report = mine_rules(corpus, out, tokenizer=tokenizer, options=options)
     steps = after_mining(
         out,
         backbone or tokenizer,
         sources,
-        data={
-            "--kind": kind,
-            "--field": field,
-            "--split": split,
-            "--config": config,
-            "--max-bad": max_bad,
-        },
+        reading=reading,
         tokens=report.tokens,
         segment_length=options.length,
     )

@@ -156,7 +156,8 @@ def prune(
     from umim_core.text.token_ids import UniformOffsets
 
     corpora = [tuple(names) for names in (files, heldout) if names]
-    sources = sources_of(corpora, Reading(kind, field, max_bad=max_bad))
+    reading = Reading(kind, field, max_bad=max_bad)
+    sources = sources_of(corpora, reading)
     umim = UMIM.from_pretrained(
         checkpoint, device=device or default_device(), dtype="float32", budget=math.inf
     )
@@ -252,8 +253,7 @@ def prune(
         "",
         "Next, generate, or train a module for the rules that stay:",
     ]
-    read = {"--kind": kind, "--field": field, "--max-bad": max_bad}
-    lines += after_pruning(place, umim.checkpoint.config, files, read)
+    lines += after_pruning(place, umim.checkpoint.config, files, reading)
     emit(document, lines, as_json)
 
 

@@ -133,8 +133,16 @@ def serve(
             "Give --upstream URL --export DIR.",
         )
     else:
+        from umim_core.backbone.fingerprint import tokenizer_fingerprint
+        from umim_core.backbone.tokenizer_files import load_tokenizer
+        from umim_core.serving.gateway import Gateway
+        from umim_core.serving.prompt_merger import PromptMerger
+
+        tokenizer = load_tokenizer(str(export), local_files_only=True)
+        merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
+        set_template(tokenizer, chat_template)
         key = secret(upstream_key_env, "--upstream-key-env")
-        app = _gateway_app(upstream, export, limits, token, key, chat_template, upstream_masks)
+        app = Gateway(upstream, tokenizer, merger, limits, key, upstream_masks).app(token)
     run_app(app, host, port)
 
 
@@ -208,26 +216,6 @@ def set_template(tokenizer: PreTrainedTokenizerBase, file: Path | None) -> None:
         raise ConfigError(
             "a chat template must be a readable file of UTF-8", str(error), "Check the path."
         ) from error
-
-
-def _gateway_app(
-    upstream: str,
-    export: Path,
-    limits: Limits,
-    token: str | None,
-    key: str | None,
-    template: Path | None,
-    masks: bool,
-) -> Starlette:
-    from umim_core.backbone.fingerprint import tokenizer_fingerprint
-    from umim_core.backbone.tokenizer_files import load_tokenizer
-    from umim_core.serving.gateway import Gateway
-    from umim_core.serving.prompt_merger import PromptMerger
-
-    tokenizer = load_tokenizer(str(export), local_files_only=True)
-    merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
-    set_template(tokenizer, template)
-    return Gateway(upstream, tokenizer, merger, limits, key, masks).app(token)
 
 
 def run_app(app: Starlette, host: str, port: int) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import getdoc
 from pathlib import Path
@@ -15,12 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 from pydantic import BaseModel
 
-from umim_core.config.form import Merge, check_raw_tail
+from umim_core.cli.console_output import emit
+from umim_core.config.form import Merge
 from umim_core.config.generation import PlainOptions
+from umim_core.config.model_base import AnyModel
 from umim_core.encodable import encoding_error
 from umim_core.errors import ConfigError, CorpusError
 
 if TYPE_CHECKING:
+    from umim_core.checkpoint.checkpoint_index import OwnPlace
     from umim_core.model.umim import UMIM
 
 CheckpointOption = Annotated[
@@ -74,18 +76,9 @@ SpecialTokensOption = Annotated[
     ),
 ]
 SEGMENT_LENGTH: Final = 512  # tokens, where a rule set does not say
-DTYPE_NAMES: Final = ("auto", "published", "bfloat16", "float16", "float32", "float64")
 
 
-def _checked_tail(raw_tail: int | None) -> int | None:
-    """Refuse a negative raw tail before anything is fetched or loaded."""
-    check_raw_tail(raw_tail or 0, "prompt")
-    return raw_tail
-
-
-def of_options(
-    name: str, *flags: str, default: str = "", callback: Callable[..., Any] | None = None
-) -> Any:
+def of_options(name: str, *flags: str, default: str = "", least: float | None = None) -> Any:
     """Return the option of a field of ``PlainOptions``: the first sentence on it, and its default.
 
     ``top_k: Keep the k most probable tokens (50). None ...`` has the default 50 where the one given
@@ -95,15 +88,13 @@ def of_options(
     sentence = " ".join(dict(entries).get(name, "").replace("`", "").split()).partition(". ")[0]
     words, _, value = re.sub(r" \(([^()]*)\)\.?$", "|\\1", sentence.rstrip(".")).partition("|")
     shown = ", else ".join(filter(None, (default, value)))
-    return typer.Option(*flags, help=f"{words}.", show_default=shown or False, callback=callback)
+    return typer.Option(*flags, help=f"{words}.", show_default=shown or False, min=least)
 
 
 MergeOption = Annotated[Merge | None, of_options("merge", default="the checkpoint's")]
 RawTailOption = Annotated[
     int | None,
-    of_options(
-        "raw_tail", default="the checkpoint's with its own --merge, else 0", callback=_checked_tail
-    ),
+    of_options("raw_tail", default="the checkpoint's with its own --merge, else 0", least=0),
 ]
 RolesOption = Annotated[
     list[str] | None, of_options("roles", "--role", default="the checkpoint's, else user")
@@ -127,26 +118,9 @@ BudgetOption = Annotated[
 ]
 
 
-def number(param: typer.CallbackParam, value: float | None) -> float | None:
-    """Refuse NaN, which lies within all bounds."""
-    if value is not None and math.isnan(value):
-        raise ConfigError(f"{param.opts[0]} must be a number", value, "Correct it.")
-    return value
-
-
-def _known_dtype(dtype: str) -> str:
-    """Refuse an unknown data type before anything is fetched or loaded."""
-    if dtype not in DTYPE_NAMES:
-        raise ConfigError(
-            f"dtype must be one of {', '.join(DTYPE_NAMES)}", dtype, "Choose one of them."
-        )
-    return dtype
-
-
 DtypeOption = Annotated[
-    str,
+    Literal["auto", "published", "bfloat16", "float16", "float32", "float64"],
     typer.Option(
-        callback=_known_dtype,
         help="Data type of the backbone; auto: bfloat16 where the device computes it faster, else "
         "float32; published: that of its weights.",
     ),
@@ -164,7 +138,7 @@ OutOption = Annotated[
 RulesOption = Annotated[Path, typer.Option(help="Rule directory that umim mine wrote.")]
 
 
-def of_field(model: type[BaseModel], name: str, default: object = ...) -> Any:
+def of_field(model: type[BaseModel], name: str, default: object = ..., *flags: str) -> Any:
     """Return the option of a configuration's field: its words, perhaps its default.
 
     Its bounds are checked by the configuration.
@@ -173,7 +147,19 @@ def of_field(model: type[BaseModel], name: str, default: object = ...) -> Any:
     words = (field.description or "").replace(" null: ", " Without: ")
     chosen = field.default if default is ... else default
     shown = field.default is not None and (chosen is not None or str(field.default))
-    return typer.Option(chosen, help=words, show_default=shown)
+    return typer.Option(chosen, *flags, help=words, show_default=shown)
+
+
+def of_context(context: typer.Context, model: type[AnyModel], **other: object) -> AnyModel:
+    """Return a configuration of the command's options that have its fields' names, and others."""
+    from umim_core.config.recipe_files import validated
+
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if name in model.model_fields and value is not None
+    }
+    return validated(model, given | other, "the options")
 
 
 def given_text(argument: str | None) -> str:
@@ -223,6 +209,22 @@ def load_umim(
     return UMIM.from_pretrained(
         name, dtype=dtype, device=device, budget=budget, target_tr=target_tr
     )
+
+
+def emit_checkpoint(
+    place: OwnPlace,
+    checkpoint: Path,
+    document: Mapping[str, object],
+    lines: Sequence[str],
+    as_json: bool,
+    further: Sequence[str] = (),
+) -> None:
+    """Name a checkpoint that was made, and print what it is and how to use it."""
+    from umim_core.checkpoint.next_steps import after_making
+
+    name = place.record(checkpoint)
+    shown = [*lines, *after_making(checkpoint, name, place.directory), *further]
+    emit({"checkpoint": str(checkpoint), "name": name, **document}, shown, as_json)
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import typer
 
 from umim_core.checkpoint.next_steps import BATCH_SIZE, STEPS
 from umim_core.cli import shared_options as shared
-from umim_core.cli.console_output import JsonFlag, emit, log_lines
-from umim_core.config.form import ModuleForm, Residual, UnitPositions
+from umim_core.cli.console_output import JsonFlag, log_lines
+from umim_core.config.form import PAPER, ModuleForm, Residual, UnitPositions
 from umim_core.errors import ConfigError
 
 _VALIDATIONS = 4  # of a short run; a long one is validated every 50 steps
@@ -22,6 +22,7 @@ _SAVED = 10  # steps at most between two states to go on from
 
 
 def train(
+    context: typer.Context,
     model: shared.ModelArgument,
     files: Annotated[
         list[str] | None, typer.Argument(help="Text to train on, as umim mine takes it.")
@@ -42,9 +43,12 @@ def train(
         int | None, typer.Option(min=8, help="Tokens per row; as many as the rules were mined on.")
     ] = None,
     learning_rate: Annotated[float, typer.Option(help="Of the schedule's top.")] = 2e-3,
-    positions: Annotated[
+    module_positions: Annotated[
         Literal["none", "learned"],
-        typer.Option(help="What the module sees of a token's place in its span; none: the paper."),
+        typer.Option(
+            "--positions",
+            help="What the module sees of a token's place in its span; none: the paper.",
+        ),
     ] = "learned",
     residual: Residual = shared.of_field(ModuleForm, "residual", _FORM["residual"]),
     rule_rows: int = shared.of_field(ModuleForm, "rule_rows", _FORM["rule_rows"]),
@@ -83,8 +87,9 @@ def train(
     from umim_core.backbone.devices import default_device, usable_device
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
+    from umim_core.checkpoint.next_steps import to_compare
     from umim_core.config.recipe import DistillConfig
-    from umim_core.config.recipe_files import validated
+    from umim_core.progress import duration
     from umim_core.rules.ruleset import RuleSet
     from umim_core.store.locking import computing
     from umim_core.text.source_names import Reading, source_of
@@ -92,30 +97,17 @@ def train(
     from umim_core.training.train_job import TrainJob
 
     every = max(1, min(50, steps // _VALIDATIONS))
-    distillation = validated(
+    distillation = shared.of_context(
+        context,
         DistillConfig,
-        {
-            "max_steps": steps,
-            "max_epochs": 1000,
-            "batch_size": batch_size,
-            "learning_rate": learning_rate,
-            "validate_every": every,
-            "validation_rows": _VALIDATION_ROWS,
-            "patience": _PATIENCE,
-            "checkpoint_every": min(every, _SAVED),
-            "prompt_rows": prompt_rows,
-            "copy_rows": copy_rows,
-        },
-        "the options",
+        max_steps=steps,
+        max_epochs=1000,
+        validate_every=every,
+        validation_rows=_VALIDATION_ROWS,
+        patience=_PATIENCE,
+        checkpoint_every=min(every, _SAVED),
     )
-    form = ModuleForm(
-        module_positions=positions,
-        residual=residual,
-        rule_rows=rule_rows,
-        unit_positions=unit_positions,
-        merge_depth=merge_depth,
-        adapter_rank=adapter_rank,
-    )
+    form = shared.of_context(context, ModuleForm, kind=PAPER)  # --kind is of the text
     begin = None if start is None else resolve_checkpoint(start)
     if begin is not None:
         form = _form_of(begin, form)
@@ -138,24 +130,15 @@ def train(
     began = time.perf_counter()
     with shared.resumable(), computing():
         summary = train_checkpoint(job, source, place)
-    name = target.record(place / "checkpoint")
-    document: dict[str, object] = {"checkpoint": str(place / "checkpoint"), "name": name, **summary}
-    lines = _lines(place, name, summary, time.perf_counter() - began)
-    emit(document, [*filter(None, [quantisation_note(model)]), *lines], as_json)
-
-
-def _lines(out: Path, name: str | None, summary: dict[str, float], seconds: float) -> list[str]:
-    from umim_core.checkpoint.next_steps import after_making, to_compare
-    from umim_core.progress import duration
-
-    return [
-        f"{summary['steps']:.0f} steps in {duration(seconds)}; held-out KL from the base model "
-        f"{summary['kl_first']:.3f} -> {summary['kl_best']:.3f} nats, best at step "
-        f"{summary['best_step']:.0f}",
-        *after_making(out / "checkpoint", name, out),
-        "",
-        *(to_compare(out / "recipe.yaml") if (out / "recipe.yaml").is_file() else ()),
+    lines = [
+        *filter(None, [quantisation_note(model)]),
+        f"{summary['steps']:.0f} steps in {duration(time.perf_counter() - began)}; held-out KL "
+        f"from the base model {summary['kl_first']:.3f} -> {summary['kl_best']:.3f} nats, best at "
+        f"step {summary['best_step']:.0f}",
     ]
+    recipe = place / "recipe.yaml"
+    compared = ["", *to_compare(recipe)] if recipe.is_file() else []
+    shared.emit_checkpoint(target, place / "checkpoint", summary, lines, as_json, compared)
 
 
 def _form_of(checkpoint: Path, form: ModuleForm) -> ModuleForm:

@@ -150,7 +150,7 @@ class EngineServer(guard.ApiServer):
                     metrics.first_token.observe(time.monotonic() - began)
                 metrics.generated_tokens.inc()
                 generated[event.index] = event.generated
-                chunk = answer.chunk([api.Choice(event.index, event.text, event.finish)])
+                chunk = answer.chunk([(event.index, event.text, event.finish)])
                 (choice,) = chunk["choices"]
                 if body.stream and (choice.get("delta") or choice.get("text") or event.finish):
                     yield chunk

@@ -134,7 +134,8 @@ class Gateway(guard.ApiServer):
 
     async def answer(self, path: str, request: Request) -> Response:
         """Send a prompt's merged ids; where the engine must see more, the request as it came."""
-        document, translate = api.read_json(await guard.read_body(request, self.limits)), None
+        document = api.read_json(await guard.read_body(request, self.limits))
+        translate: Translate | None = None
         if guard.merging_wanted(request):
             path, document, translate = await self._merged(request, path, document)
         return await self._forward(request, path, document, translate)
@@ -170,12 +171,9 @@ class Gateway(guard.ApiServer):
 
         def translated(part: dict[str, Any]) -> dict[str, Any]:
             completion = _completion(part)
-            choices = [
-                api.Choice(new.index, new.text or "", new.finish_reason)
-                for new in completion.choices or ()
-            ]
+            new = [(c.index, c.text or "", c.finish_reason) for c in completion.choices or ()]
             count = completion.usage and {**completion.usage, "umim": counts}
-            chunk = answer.chunk(choices, count)
+            chunk = answer.chunk(new, count)
             return chunk if document.get("stream") else answer.whole(count)
 
         return api.COMPLETIONS, self._as_completion(document, ids, context), translated

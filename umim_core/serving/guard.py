@@ -45,6 +45,7 @@ MERGE_HEADER: Final = "x-umim-merge"
 _PROMETHEUS: Final = "text/plain; version=0.0.4"
 _OPEN: Final = ("/health",)
 _LOCAL: Final = ("127.0.0.1", "localhost", "[::1]")
+_BODY_SECONDS: Final = 30  # until a body must have come
 _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 Result = TypeVar("Result")
 _log: Final = logging.getLogger("umim.serve")
@@ -56,14 +57,12 @@ class Limits:
 
     Attributes:
         request_bytes: Largest body.
-        body_seconds: Until a body must have come.
         answer_seconds: Until an answer must have ended.
         new_tokens: Most tokens of an answer, and the default.
         report_cached: Whether clients learn how much of their prompts was reused.
     """
 
     request_bytes: int = 4 << 20
-    body_seconds: float = 30.0
     answer_seconds: float = 600.0
     new_tokens: int = 1024
     report_cached: bool = False
@@ -174,7 +173,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     announced = request.headers.get("content-length", "0")
     size, body = int(announced) if announced.isdecimal() else 0, bytearray()
     try:
-        async with asyncio.timeout(limits.body_seconds):
+        async with asyncio.timeout(_BODY_SECONDS):
             if size <= limits.request_bytes:
                 async for part in request.stream():
                     body += part
@@ -182,7 +181,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                         break
     except TimeoutError:
         raise ApiError(
-            408, "slow_body", f"a body must come within {limits.body_seconds:g} s",
+            408, "slow_body", f"a body must come within {_BODY_SECONDS} s",
             f"{len(body)} bytes", "Send it faster.",
         ) from None  # fmt: skip
     if max(size, len(body)) > limits.request_bytes:

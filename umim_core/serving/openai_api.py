@@ -195,7 +195,7 @@ class Body(_Fields):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     stop: Annotated[
-        list[_Stop], _short(lambda text: [text]), Field(max_length=MAX_STOPS, fail_fast=True)
+        list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True), _short(lambda text: [text])
     ] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -246,7 +246,7 @@ class Message(_Fields):
 
     role: str
     content: Annotated[
-        list[_Part], _short(lambda text: [{"type": "text", "text": text}]), Field(fail_fast=True)
+        list[_Part], Field(fail_fast=True), _short(lambda text: [{"type": "text", "text": text}])
     ] = []
     name: str | None = None
     annotations: list[Any] | None = None
@@ -353,7 +353,7 @@ def _field_error(error: ErrorDetails, document: Any) -> ApiError:
         if not isinstance(document, dict | list):
             break
         place.append(str(step))
-        document = document.get(step) if isinstance(document, dict) else document[step]
+        document = document.get(step) if isinstance(document, dict) else document[int(step)]
     param, value = ".".join(place), error["input"]
     if error["type"] == "extra_forbidden" and param in _UNSUPPORTED:
         return ApiError(
@@ -385,15 +385,6 @@ def usage(raw: int, merged: int, generated: int, cached: int) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One answer, or what a stream adds to it; it goes on if ``finish`` is None."""
-
-    index: int
-    text: str
-    finish: str | None = None
-
-
 @dataclass
 class _Said:
     """All that came of one choice."""
@@ -403,12 +394,12 @@ class _Said:
     calls: list[dict[str, Any]] = field(default_factory=list)
     finish: str | None = None
 
-    def add(self, new: Choice, end: bool) -> tuple[str, list[dict[str, Any]]]:
+    def add(self, piece: str, finish: str | None, is_end: bool) -> tuple[str, list[dict[str, Any]]]:
         """Return what a piece adds to text and calls."""
-        text, calls = self.reader.push(new.text, end) if self.reader else (new.text, [])
+        text, calls = self.reader.push(piece, is_end) if self.reader else (piece, [])
         self.text += text
         self.calls += calls
-        self.finish = "tool_calls" if self.calls and new.finish == "stop" else new.finish
+        self.finish = "tool_calls" if self.calls and finish == "stop" else finish
         return text, calls
 
 
@@ -428,16 +419,19 @@ class Answer:
         }
 
     def chunk(
-        self, choices: Sequence[Choice], count: dict[str, Any] | None = None
+        self, pieces: Sequence[tuple[int, str, str | None]], count: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the document of what a stream adds, or of the usage at its end."""
+        """Return the document of what a stream adds, or of the usage at its end.
+
+        Pieces are a choice's number, text, and why it ended; None if it goes on.
+        """
         shown = []
-        for new in choices:
-            first = new.index not in self._said
-            reader = self._calls.reader() if self._calls and first else None
-            said = self._said.setdefault(new.index, _Said(reader))
+        for index, piece, finish in pieces:
+            if first := index not in self._said:
+                self._said[index] = _Said(self._calls.reader() if self._calls else None)
+            said = self._said[index]
             told = len(said.calls)
-            text, calls = said.add(new, new.finish is not None)
+            text, calls = said.add(piece, finish, finish is not None)
             delta: dict[str, Any] = {"content": text} if text or first else {}
             if first:
                 delta["role"] = "assistant"
@@ -445,9 +439,7 @@ class Answer:
                 delta["tool_calls"] = [
                     {"index": number, **call} for number, call in enumerate(calls, told)
                 ]
-            shown.append(
-                _choice(new.index, said, {"delta": delta} if self._chat else {"text": text})
-            )
+            shown.append(_choice(index, said, {"delta": delta} if self._chat else {"text": text}))
         return self._document("chat.completion.chunk", shown, count)
 
     def whole(self, count: dict[str, Any] | None) -> dict[str, Any]:
@@ -455,7 +447,7 @@ class Answer:
         shown = []
         for index, said in sorted(self._said.items()):
             if said.finish is None:
-                said.add(Choice(index, ""), True)
+                said.add("", None, True)
             fields: dict[str, Any] = {"text": said.text}
             if self._chat:
                 text = None if said.calls and not said.text else said.text

@@ -45,6 +45,12 @@ class Reading:
         values = {name: getattr(self, name) for name in ("field", "split", "config", "max_bad")}
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def flags(self) -> dict[str, object]:
+        """All that are given, as options of a command."""
+        kind = {} if self.kind is None else {"--kind": self.kind}
+        return kind | {f"--{name.replace('_', '-')}": value for name, value in self.given.items()}
+
 
 _AS_THEY_ARE: Final = Reading()
 
