@@ -442,11 +442,11 @@ def test_the_table_shows_orders_spans_collisions_and_the_curve(umim: Umim, folde
     assert ["documents", "at", "least", "2", "per", "rule"] in rows
     assert ["2-grams", "2", "50.0%", "9", "24", "40"] in rows
     assert ["40", "2", "w2·w1"] in rows
-    assert "w1·w2 (9)  =  w2·w1 (40)" in result.out
+    assert "50.00% of the rules have the surrogate of another rule" in result.out
     assert "16 tokens in 2 segments of 8\n" in result.out
     assert "Token reduction 50.00% by 6 merged spans: 2-grams 66.7%, 3-grams 33.3%" in result.out
     assert "those rules of this set whose count is at least tau'" in result.out
-    assert ["9", "2", "25.00%", "█" * 20] in rows
+    assert ["9", "2", "25.00%"] in rows
 
 
 def test_a_checkpoint_shows_the_rules_inside_and_its_rows(

@@ -17,7 +17,6 @@ from support.unit_counts import units_of
 from umim_core.merging.module import MergeModule
 from umim_core.rules.inspection import (
     Rule,
-    collision_examples,
     collision_rate,
     coverage,
     coverage_curve,
@@ -113,18 +112,6 @@ def test_equals_the_rate_of_exact_relative_frequencies() -> None:
     expected = sum(count for count in groups.values() if count > 1) / len(spans)
     assert 0 < expected < 1
     assert collision_rate(RuleSet.from_spans(spans)) == pytest.approx(expected)
-
-
-def test_groups_are_the_rules_of_equal_relative_frequencies() -> None:
-    groups: dict[object, list[Span]] = {}
-    for span in LONG:  # in the order of a rule set: by n, then ids
-        groups.setdefault(profile(span), []).append(span)
-    shared = sorted((g for g in groups.values() if len(g) > 1), key=lambda g: (-len(g), g))
-    examples = collision_examples(RuleSet.from_spans(LONG), len(LONG))
-    found = [[rule.ids for rule in group] for group in examples]
-    assert sorted(found, key=lambda g: (-len(g), g)) == shared
-    assert [len(g) for g in found] == [len(g) for g in shared]  # every count is 1
-    assert collision_examples(RuleSet.from_spans(LONG), 2)[1] == examples[1]
 
 
 def test_pairs_collide_exactly_when_the_module_gives_them_one_surrogate() -> None:

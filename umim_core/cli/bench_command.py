@@ -70,9 +70,11 @@ def bench(
     config = shared.of_context(
         context,
         BenchmarkConfig,
-        prompt_lengths=_LENGTHS if lengths is None else _numbers(lengths, int, "--lengths"),
-        batch_sizes=_numbers(batch_sizes, int, "--batch-sizes"),
-        token_reductions=_numbers(reductions, float, "--reductions"),
+        {
+            "prompt_lengths": _LENGTHS if lengths is None else _numbers(lengths, int, "--lengths"),
+            "batch_sizes": _numbers(batch_sizes, int, "--batch-sizes"),
+            "token_reductions": _numbers(reductions, float, "--reductions"),
+        },
     )
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.checkpoint_files import default_checkpoint

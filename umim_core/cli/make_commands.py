@@ -41,7 +41,7 @@ def init(
     from umim_core.checkpoint.untrained import untrained_checkpoint
     from umim_core.rules.ruleset import RuleSet
 
-    form = shared.of_context(context, ModuleForm, module_positions="learned")
+    form = shared.of_context(context, ModuleForm, {"module_positions": "learned"})
     backbone = load_backbone(shared.from_anywhere(model))
     checkpoint = untrained_checkpoint(backbone, RuleSet.load(rules), form, seed)
     checkpoint.save(place.directory)

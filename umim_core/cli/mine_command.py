@@ -78,7 +78,7 @@ def mine(
         else {},
         "have no part in the confidence policy; the backbone brings its tokenizer",
     )
-    options = shared.of_context(context, RuleOptions)
+    options = shared.of_context(context, RuleOptions, {})
 
     from umim_core.text.source_names import Reading, source_of  # imports pyarrow
 

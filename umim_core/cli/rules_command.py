@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from umim_core.rules.inspection import Rule
     from umim_core.rules.ruleset import RuleSet
     from umim_core.text.sources import Source
-
-_GROUPS: Final = 3  # examples of colliding rules
-_BAR: Final = 40  # characters of the highest bar
 
 
 def rules(
@@ -47,13 +44,7 @@ def rules(
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a rule set holds and how far it shortens held-out text."""
-    from umim_core.rules.inspection import (
-        collision_examples,
-        collision_rate,
-        decode_rule,
-        top_rules,
-        visible,
-    )
+    from umim_core.rules.inspection import collision_rate, decode_rule, top_rules, visible
     from umim_core.rules.leaks import scan_rules
     from umim_core.rules.ruleset import RuleSet
     from umim_core.text.source_names import Reading, sources_of
@@ -70,7 +61,6 @@ def rules(
     config = read_config(place) if (place / "config.json").is_file() else None
     ordered = config is not None and not config.permutation_invariant
     rate = None if ordered else collision_rate(ruleset)
-    collisions = [] if ordered else collision_examples(ruleset, _GROUPS)
     measured = _measure(ruleset, sources[0], known) if sources else None
     leaks = scan_rules(ruleset, known) if scan and known is not None else None
 
@@ -93,7 +83,6 @@ def rules(
         "top": [entry(rule) for rule in most],
         "collision_rate": rate,
         "rule_rows": rows,
-        "collisions": [[entry(rule) for rule in group] for group in collisions],
         "heldout": measured,
         "leaks": None if leaks is None else [asdict(leak) for leak in leaks],
     }
@@ -109,8 +98,6 @@ def rules(
             f"{rate:.2%} of the rules have the surrogate of another rule (in a module that does "
             f"not see the order{with_rows})"
         )
-    for group in collisions:
-        lines.append("    " + "  =  ".join(f"{shown(r)} ({r.count:,})" for r in group))
     if known is None:
         lines += ["", "Rules are shown as token ids: no --tokenizer was given to decode them."]
     if measured is not None:
@@ -221,9 +208,7 @@ def _heldout(measured: dict[str, Any]) -> list[str]:
         "(mining again at tau' gives other rules where filters look at what competes)",
         "        tau'       rules       TR",
     ]
-    highest = max((point["token_reduction"] for point in curve), default=0.0)
-    for point in curve:
-        bar = "█" * round(_BAR * point["token_reduction"] / highest) if highest else ""
-        figures = f"{point['tau']:>12,}{point['rules']:>12,}{point['token_reduction']:>9.2%}"
-        lines.append(f"{figures}  {bar}".rstrip())
-    return lines
+    return lines + [
+        f"{point['tau']:>12,}{point['rules']:>12,}{point['token_reduction']:>9.2%}"
+        for point in curve
+    ]

@@ -116,8 +116,6 @@ BudgetOption = Annotated[
         show_default="the checkpoint's own budget, if it has one",
     ),
 ]
-
-
 DtypeOption = Annotated[
     Literal["auto", "published", "bfloat16", "float16", "float32", "float64"],
     typer.Option(
@@ -150,8 +148,10 @@ def of_field(model: type[BaseModel], name: str, default: object = ..., *flags: s
     return typer.Option(chosen, *flags, help=words, show_default=shown)
 
 
-def of_context(context: typer.Context, model: type[AnyModel], **other: object) -> AnyModel:
-    """Return a configuration of the command's options that have its fields' names, and others."""
+def of_context(
+    context: typer.Context, model: type[AnyModel], other: Mapping[str, object]
+) -> AnyModel:
+    """Return a configuration of the command's options that have its names, and of others."""
     from umim_core.config.recipe_files import validated
 
     given = {
@@ -159,7 +159,7 @@ def of_context(context: typer.Context, model: type[AnyModel], **other: object) -
         for name, value in context.params.items()
         if name in model.model_fields and value is not None
     }
-    return validated(model, given | other, "the options")
+    return validated(model, {**given, **other}, "the options")
 
 
 def given_text(argument: str | None) -> str:

@@ -100,14 +100,16 @@ def train(
     distillation = shared.of_context(
         context,
         DistillConfig,
-        max_steps=steps,
-        max_epochs=1000,
-        validate_every=every,
-        validation_rows=_VALIDATION_ROWS,
-        patience=_PATIENCE,
-        checkpoint_every=min(every, _SAVED),
+        {
+            "max_steps": steps,
+            "max_epochs": 1000,
+            "validate_every": every,
+            "validation_rows": _VALIDATION_ROWS,
+            "patience": _PATIENCE,
+            "checkpoint_every": min(every, _SAVED),
+        },
     )
-    form = shared.of_context(context, ModuleForm, kind=PAPER)  # --kind is of the text
+    form = shared.of_context(context, ModuleForm, {"kind": PAPER})  # --kind is of the text
     begin = None if start is None else resolve_checkpoint(start)
     if begin is not None:
         form = _form_of(begin, form)

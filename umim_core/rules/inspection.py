@@ -22,22 +22,12 @@ _POINTS: Final = 8  # of a curve of coverage
 
 def collision_rate(rules: RuleSet) -> float:
     """Return the share of rules with the surrogate of another, whatever the weights; 0 without."""
-    _, sizes = _surrogates(rules)
+    sizes = _rules_per_surrogate(rules)
     return float(sizes[sizes > 1].sum() / len(rules)) if len(rules) else 0.0
 
 
-def collision_examples(rules: RuleSet, most: int) -> list[list[Rule]]:
-    """Return groups of rules that share a surrogate, the groups with the highest counts first."""
-    order, sizes = _surrogates(rules)
-    ends = np.cumsum(sizes)
-    total = np.add.reduceat(rules.support[order], ends - sizes) if len(rules) else sizes
-    shared = np.flatnonzero(sizes > 1)
-    first = shared[np.argsort(-total[shared], kind="stable")][:most]
-    return [_rules_at(rules, np.sort(order[ends[i] - sizes[i] : ends[i]])) for i in first]
-
-
-def _surrogates(rules: RuleSet) -> tuple[Ints, Ints]:
-    """Return the places of the rules, equal surrogates together, and the size of each group.
+def _rules_per_surrogate(rules: RuleSet) -> Ints:
+    """Count the rules of each surrogate.
 
     Without positions a module sees each token's share of a span: sorted spans that repeat the same
     shortest block, (a a b b) and (a b) say, have one surrogate.
@@ -51,11 +41,7 @@ def _surrogates(rules: RuleSet) -> tuple[Ints, Ints]:
                 equal = (apart == apart[:, :, :1]).all(axis=(1, 2))
                 blocks[rows[equal]] = -1
                 blocks[rows[equal], : n // times] = apart[equal, :, 0]
-    keys = pack_spans(blocks + 1)
-    order = np.argsort(keys, kind="stable")
-    unequal = np.ones(len(order), dtype=np.bool_)
-    unequal[1:] = keys[order[1:]] != keys[order[:-1]]
-    return order, np.diff(np.append(np.flatnonzero(unequal), len(order)))
+    return np.unique(pack_spans(blocks + 1), return_counts=True)[1]
 
 
 @dataclass(frozen=True)
@@ -123,12 +109,8 @@ def coverage_curve(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> l
 
 
 def top_rules(rules: RuleSet, most: int) -> list[Rule]:
-    return _rules_at(rules, np.argsort(-rules.support, kind="stable")[:most])
-
-
-def _rules_at(rules: RuleSet, places: Ints) -> list[Rule]:
     listed = []
-    for place in places.tolist():
+    for place in np.argsort(-rules.support, kind="stable")[:most].tolist():
         n = int(rules.sizes[place])
         ids = tuple(rules.ids_by_order[n][place - rules.first_place(n)].tolist())
         listed.append(Rule(ids, int(rules.support[place])))
