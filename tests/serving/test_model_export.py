@@ -242,7 +242,7 @@ def test_the_document_of_an_export_is_alone_on_stdout(
             ("--out", "new", "--spans", "9"),
             "add --text FILE; got --spans 9",
         ),
-        (("--out", "new", "--field", "text"), "add --text FILE; got --field text"),
+        (("--out", "new", "--field", "text"), "options of a corpus need one; got field"),
         (("--text", "README.md", "--out", "new", "--tau", "0"), "tau must be at least 1"),
     ],
 )
