@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 
 from tasks.report.compare import cell_label
 from tasks.run.pipeline import PipelineRun
@@ -15,6 +15,7 @@ from tasks.stages.adaptation import (
     Curve,
     ScoredModel,
     ScoredPoint,
+    adaptation_header,
     adaptation_stage,
     cell_of,
     choice_scores_stage,
@@ -57,7 +58,10 @@ def measure_adaptation(run: AdaptationRun) -> Artifact:
     """Questions; every setting, threshold, seed and control of every checkpoint; the curves."""
     task = _questions(run)
     curves = [_measured(run, task, checkpoint) for checkpoint in run.recipe.checkpoints]
-    return run.stage(adaptation_stage(recipe=run.recipe, questions=Questions(task), curves=curves))
+    adaptation = adaptation_stage(
+        header=adaptation_header(run.recipe), questions=Questions(task), curves=curves
+    )
+    return run.stage(adaptation)
 
 
 def _questions(run: AdaptationRun) -> Artifact:
@@ -70,31 +74,74 @@ def _questions(run: AdaptationRun) -> Artifact:
 
 def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
     """Measure one curve: rules first, then trainings that do not depend on each other."""
-    recipe = run.recipe
+    recipe, cell = run.recipe, _cell(checkpoint)
     start = run.stage(start_stage(checkpoint=NamedCheckpoint(checkpoint)), label=checkpoint)
-    branch = _Branch(run, task, checkpoint, _cell(checkpoint), start)
-    base = branch.score(ScoredModel(BASE, start), None)
+    score = partial(_scored, run, task, checkpoint)
+    base = score(ScoredModel(BASE, start), None)
+    parts: list[Callable[[], list[ScoredPoint]]] = []
+
+    def points(models: Sequence[tuple[ScoredModel, Artifact | None]]) -> list[ScoredPoint]:
+        return [ScoredPoint(model, score(model, base), rules) for model, rules in models]
+
+    def trained(
+        config: AdaptConfig, rules: Artifact, untrained: Mapping[str, Artifact], tau: int, seed: int
+    ) -> list[ScoredPoint]:
+        label, made = f"{checkpoint} tau {tau} seed {seed}", {WT: start, **untrained}
+        names = [step.name for step in adaptation_steps(config.settings) if step.training != "none"]
+        for step in adaptation_steps(config.settings):
+            if step.name in names:
+                adapted = adapted_stage(step, made, rules, task, cell, config, seed)
+                made[step.name] = run.stage(adapted, label=label, setting=step.name)
+        asked = [name for name in names if name in config.settings]
+        return points([(ScoredModel(of, made[of], tau=tau, seed=seed), rules) for of in asked])
+
+    def controlled(name: str, seed: int) -> list[ScoredPoint]:
+        optimisation = recipe.control_config(name)
+        control = control_stage(
+            control=name,
+            training=training_of(cell, seed, recipe.max_tokens, optimisation),
+            questions=Questions(task, ("train", "valid")),
+        )
+        made = run.stage(control, label=f"{checkpoint} {name} seed {seed}")
+        return points([(ScoredModel(name, start, made, seed=seed), None)])
+
     ready: list[tuple[ScoredModel, Artifact | None]] = [(ScoredModel(WT, start), None)]
-    parts = [partial(branch.points, base, ready)]
     for tau in recipe.taus:
         config, label = recipe.adapt_config(tau), f"{checkpoint} tau {tau}"
-        rules = run.stage(rules_of_task(task, branch.cell, config), label=label)
-        untrained = branch.untrained(rules, tau)
-        ready += [
-            (ScoredModel(name, artifact, tau=tau), rules)
-            for name, artifact in untrained.items()
-            if name in recipe.settings
-        ]
-        parts += [
-            partial(branch.trained, base, rules, untrained, tau, seed) for seed in recipe.seeds
-        ]
-    parts += [
-        partial(branch.control, base, control, seed)
-        for control in recipe.controls
-        for seed in recipe.seeds
-    ]
-    points_by_part = run.run_parallel(parts)
-    return Curve(checkpoint, start, base, [point for points in points_by_part for point in points])
+        rules = run.stage(rules_of_task(task, cell, config), label=label)
+        untrained = {
+            step.name: run.stage(
+                with_rules_stage(start=start, rules=rules), label=label, setting=step.name
+            )
+            for step in adaptation_steps(recipe.settings)
+            if step.training == "none"
+        }
+        asked = [name for name in untrained if name in recipe.settings]
+        ready += [(ScoredModel(name, untrained[name], tau=tau), rules) for name in asked]
+        parts += [partial(trained, config, rules, untrained, tau, seed) for seed in recipe.seeds]
+    parts += [partial(controlled, *of) for of in product(recipe.controls, recipe.seeds)]
+    by_part = run.run_parallel([partial(points, ready), *parts])
+    return Curve(checkpoint, start, base, [point for part in by_part for point in part])
+
+
+def _scored(
+    run: AdaptationRun,
+    task: Artifact,
+    checkpoint: str,
+    model: ScoredModel,
+    base: Artifact | None,
+) -> Artifact:
+    """Score the test questions; without a base it is the base itself."""
+    of = {"tau": model.tau, "seed": model.seed}
+    label = [f"{name} {value}" for name, value in of.items() if value is not None]
+    scores = choice_scores_stage(
+        questions=Questions(task, ("test",)),
+        model=model,
+        base=base,
+        max_tokens=run.recipe.max_tokens,
+        batch_size=run.recipe.batch_size,
+    )
+    return run.stage(scores, label=" ".join([checkpoint, model.setting, *label]))
 
 
 def _cell(checkpoint: str) -> Cell:
@@ -147,74 +194,3 @@ def training_of(
     """Train the module of a cell."""
     backbone = NamedBackbone(cell.backbone, cell.revision)
     return ModuleTraining(backbone, cell.alone(), optimisation, max_tokens, seed)
-
-
-@dataclass(frozen=True)
-class _Branch:
-    """Run, questions and start that all points of a curve share."""
-
-    run: AdaptationRun
-    task: Artifact
-    checkpoint: str
-    cell: Cell
-    start: Artifact
-
-    def untrained(self, rules: Artifact, tau: int) -> dict[str, Artifact]:
-        """Make the settings that are not trained, those that trained ones start from included."""
-        label = f"{self.checkpoint} tau {tau}"
-        ruled = with_rules_stage(start=self.start, rules=rules)
-        return {
-            step.name: self.run.stage(ruled, label=label, setting=step.name)
-            for step in adaptation_steps(self.run.recipe.settings)
-            if step.training == "none"
-        }
-
-    def trained(
-        self, base: Artifact, rules: Artifact, untrained: dict[str, Artifact], tau: int, seed: int
-    ) -> list[ScoredPoint]:
-        """Train and score the settings of one threshold with one seed."""
-        config, label = (
-            self.run.recipe.adapt_config(tau),
-            f"{self.checkpoint} tau {tau} seed {seed}",
-        )
-        made = {WT: self.start, **untrained}
-        models: list[tuple[ScoredModel, Artifact | None]] = []
-        for step in adaptation_steps(config.settings):
-            if step.training == "none":
-                continue
-            adapted = adapted_stage(step, made, rules, self.task, self.cell, config, seed)
-            made[step.name] = self.run.stage(adapted, label=label, setting=step.name)
-            if step.name in config.settings:
-                model = ScoredModel(step.name, made[step.name], tau=tau, seed=seed)
-                models.append((model, rules))
-        return self.points(base, models)
-
-    def control(self, base: Artifact, name: str, seed: int) -> list[ScoredPoint]:
-        """Train and score a control with one seed."""
-        recipe, optimisation = self.run.recipe, self.run.recipe.control_config(name)
-        control = control_stage(
-            control=name,
-            training=training_of(self.cell, seed, recipe.max_tokens, optimisation),
-            questions=Questions(self.task, ("train", "valid")),
-        )
-        trained = self.run.stage(control, label=f"{self.checkpoint} {name} seed {seed}")
-        return self.points(base, [(ScoredModel(name, self.start, trained, seed=seed), None)])
-
-    def score(self, model: ScoredModel, base: Artifact | None) -> Artifact:
-        """Score the test questions; without a base it is the base itself."""
-        of = {"tau": model.tau, "seed": model.seed}
-        label = [f"{name} {value}" for name, value in of.items() if value is not None]
-        scores = choice_scores_stage(
-            questions=Questions(self.task, ("test",)),
-            model=model,
-            base=base,
-            max_tokens=self.run.recipe.max_tokens,
-            batch_size=self.run.recipe.batch_size,
-        )
-        return self.run.stage(scores, label=" ".join([self.checkpoint, model.setting, *label]))
-
-    def points(
-        self, base: Artifact, models: Sequence[tuple[ScoredModel, Artifact | None]]
-    ) -> list[ScoredPoint]:
-        """Score the test questions of models, each with the task's rules that it merges by."""
-        return [ScoredPoint(model, self.score(model, base), rules) for model, rules in models]

@@ -275,7 +275,6 @@ _SHOWN: Final = {
     "umim.lock",
     "umim.count",
     "umim.progress",
-    "umim.generate",
     "umim.confidence",
 }
 

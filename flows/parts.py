@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tasks.report.compare import (
     setting_of,
 )
 from tasks.run.checks import check_adaptation, check_headline_positions, why_absent
-from tasks.run.pipeline import Part, PipelineRun
+from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import (
     CorpusText,
@@ -59,6 +60,7 @@ from tasks.stages.table import (
     named_backbone,
     questions_stage,
     shards_stage,
+    table_header,
     table_stage,
     text_stage,
 )
@@ -95,12 +97,15 @@ def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResu
     results = mine(run, sources)
     shipped = find_shipped(run, sources.corpus)
     distill(run, results)
-    run.run_parallel(
-        [*adaptations(run, sources, results), *measurements(run, sources.tasks, shipped)]
-    )
+    parts: list[Callable[[], ShippedResult | None]] = [*adaptations(run, sources, results)]
+    parts += [partial(_measured, run, sources.tasks, of) for of in shipped]
+    measured = [result for result in run.run_parallel(parts) if result is not None]
     evaluate(run, sources, results)
     benchmark(run, results)
-    return results, benchmark_shipped(run, shipped)
+    for of, result in zip(shipped, measured, strict=True):
+        if of.benchmark is not None:
+            result.benchmark = _timed(run, of.tokenized, of.name, of.benchmark, of.label)
+    return results, measured
 
 
 def plan(recipe: RunRecipe) -> list[dict[str, str]]:
@@ -220,7 +225,7 @@ def distill(run: PipelineRun, results: list[CellResult]) -> None:
     """Distill each cell; whichever ends first, they are registered in the order of the recipe."""
     trained = run.run_parallel([partial(_distilled, run, result) for result in results])
     for result, artifact in zip(results, trained, strict=True):
-        result.distilled = result.settings[WT] = artifact
+        result.settings[WT] = artifact
         run.register(result.cell.backbone, artifact)
 
 
@@ -235,7 +240,9 @@ def _distilled(run: PipelineRun, result: CellResult) -> Artifact:
     return run.stage(distilled, label=cell_label(result.cell), setting=WT)
 
 
-def adaptations(run: PipelineRun, sources: Sources, results: list[CellResult]) -> list[Part]:
+def adaptations(
+    run: PipelineRun, sources: Sources, results: list[CellResult]
+) -> list[Callable[[], None]]:
     """Return a part for each cell that asks for adaptation."""
     config, task = run.recipe.adapt, next(iter(sources.tasks.values()), None)
     if config is None or task is None:
@@ -244,11 +251,9 @@ def adaptations(run: PipelineRun, sources: Sources, results: list[CellResult]) -
 
 
 def _adapted(run: PipelineRun, config: AdaptConfig, task: Artifact, result: CellResult) -> None:
-    if result.distilled is None:
-        return
     cell, label = result.cell, cell_label(result.cell)
     rules = run.stage(rules_of_task(task, cell, config), label=label)
-    made = {WT: result.distilled}
+    made = {WT: result.settings[WT]}
     for step in adaptation_steps(config.settings):
         adapted = adapted_stage(step, made, rules, task, cell, config, run.recipe.seed)
         made[step.name] = run.stage(adapted, label=label, setting=step.name)
@@ -257,28 +262,26 @@ def _adapted(run: PipelineRun, config: AdaptConfig, task: Artifact, result: Cell
 
 def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
     """Alignment and perplexity per setting; task accuracy of base and every setting."""
-    parts: list[Part] = []
-    for result in results:
-        parts += [partial(_evaluated, run, sources, result, of) for of in result.settings]
-        if result.distilled is not None:
-            parts.append(partial(_compared, run, sources, result, result.distilled))
+    places = [(result, setting) for result in results for setting in (*result.settings, BASE)]
+    parts = [partial(_evaluated, run, sources, *place) for place in places]
     # The driver only waits for workers, so there may be a setting for each of them.
-    run.run_parallel(parts, max(run.recipe.cluster.parallel_stages, run.recipe.cluster.workers))
-    for result in results:  # whichever was measured first, rows stand in the order of settings
-        evaluations, scores = result.evaluations, result.scores
-        result.evaluations = {
-            name: evaluations[name] for name in result.settings if name in evaluations
-        }
-        places = [(task, of) for of in (*result.settings, BASE) for task in sources.tasks]
-        result.scores = {place: scores[place] for place in places if place in scores}
+    most = max(run.recipe.cluster.parallel_stages, run.recipe.cluster.workers)
+    measured = run.run_parallel(parts, most)
+    for (result, setting), (evaluation, scores) in zip(places, measured, strict=True):
+        result.scores |= scores
+        if evaluation is not None:
+            result.evaluations[setting] = evaluation
 
 
-def _evaluated(run: PipelineRun, sources: Sources, result: CellResult, setting: str) -> None:
-    checkpoint = result.settings[setting].path / "checkpoint"
-    label, config = f"{cell_label(result.cell)} {setting}", run.recipe.evaluate
-    if measures(setting, "alignment"):
-        result.evaluations[setting] = _aligned(run, result.tokenized, checkpoint, config, label)
-    result.scores |= score(run, sources.tasks, setting, checkpoint, label)
+def _evaluated(
+    run: PipelineRun, sources: Sources, result: CellResult, setting: str
+) -> tuple[Artifact | None, Scores]:
+    label = f"{result.cell.backbone if setting == BASE else cell_label(result.cell)} {setting}"
+    checkpoint = result.settings.get(setting, result.settings[WT]).path / "checkpoint"
+    evaluation, config = None, run.recipe.evaluate
+    if setting != BASE and measures(setting, "alignment"):
+        evaluation = _aligned(run, result.tokenized, checkpoint, config, label)
+    return evaluation, score(run, sources.tasks, setting, checkpoint, label, config)
 
 
 def _aligned(
@@ -297,24 +300,26 @@ def _aligned(
     return run.stage(aligned, label=label)
 
 
-def _compared(run: PipelineRun, sources: Sources, result: CellResult, distilled: Artifact) -> None:
-    label, start = f"{result.cell.backbone} {BASE}", distilled.path / "checkpoint"
-    result.scores |= score(run, sources.tasks, BASE, start, label)
-
-
 def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
     """Throughput of each cell's checkpoint under the setting that is timed."""
-    if run.recipe.benchmark is None:
-        return
-    for result in results:
+    for result in results if run.recipe.benchmark is not None else ():
         for setting, artifact in result.settings.items():
             if measures(setting, "speed"):
-                timed = benchmark_stage(
-                    tokens=result.tokenized,
-                    checkpoint=NamedCheckpoint(artifact.path / "checkpoint"),
-                    config=run.recipe.benchmark,
+                checkpoint, label = artifact.path / "checkpoint", cell_label(result.cell)
+                result.benchmark = _timed(
+                    run, result.tokenized, checkpoint, run.recipe.benchmark, label
                 )
-                result.benchmark = run.stage(timed, label=cell_label(result.cell))
+
+
+def _timed(
+    run: PipelineRun,
+    tokenized: Artifact,
+    checkpoint: Path | str,
+    config: BenchmarkConfig,
+    label: str,
+) -> Artifact:
+    timed = benchmark_stage(tokens=tokenized, checkpoint=NamedCheckpoint(checkpoint), config=config)
+    return run.stage(timed, label=label)
 
 
 def score(
@@ -323,12 +328,11 @@ def score(
     setting: str,
     checkpoint: Path | str,
     label: str,
-    *,
-    config: EvaluateConfig | None = None,
+    config: EvaluateConfig,
 ) -> Scores:
     """Score a setting, if the table says so: an adapted one on its own task, others on every task.
 
-    ``config`` says how much, by default as much as the recipe's cells.
+    ``config`` says how much.
     """
     first, scores = next(iter(tasks), None), Scores()
     for name, questions in tasks.items() if measures(setting, "accuracy") else ():
@@ -337,17 +341,16 @@ def score(
                 questions=Questions(questions),
                 checkpoint=NamedCheckpoint(checkpoint, base=setting == BASE),
                 merge="none" if setting == BASE else TASKS.find(name).merge,
-                limit=(config or run.recipe.evaluate).task_questions,
+                limit=config.task_questions,
             )
-            scores[name, setting] = run.stage(
-                scored, label=label if name == first else f"{label}, {name}"
-            )
+            shown = label if name == first else f"{label}, {name}"
+            scores[name, setting] = run.stage(scored, label=shown)
     return scores
 
 
-@dataclass
+@dataclass(frozen=True)
 class Shipped:
-    """A shipped checkpoint that is being measured: how much, and what was found so far."""
+    """A shipped checkpoint to be measured: on which text, how much, and whether it leads."""
 
     name: str
     setting: str
@@ -355,8 +358,10 @@ class Shipped:
     evaluate: EvaluateConfig
     benchmark: BenchmarkConfig | None
     leads: bool
-    evaluation: Artifact | None = None
-    scores: Scores = field(default_factory=Scores)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} (shipped)"
 
 
 def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Shipped]:
@@ -385,40 +390,13 @@ def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Shipped]:
     return shipped
 
 
-def measurements(run: PipelineRun, tasks: Tasks, shipped: list[Shipped]) -> list[Part]:
-    """Return parts that measure shipped checkpoints as cells are measured."""
-    parts: list[Part] = []
-    for of in shipped:
-        parts.append(partial(_measured, run, of))
-        parts += [partial(_scored, run, tasks, of, setting) for setting in (of.setting, BASE)]
-    return parts
-
-
-def _measured(run: PipelineRun, of: Shipped) -> None:
-    label = f"{of.name} (shipped)"
-    of.evaluation = _aligned(run, of.tokenized, of.name, of.evaluate, label)
-
-
-def _scored(run: PipelineRun, tasks: Tasks, of: Shipped, setting: str) -> None:
-    label = f"{of.name} (shipped) {setting}"
-    of.scores |= score(run, tasks, setting, of.name, label, config=of.evaluate)
-
-
-def benchmark_shipped(run: PipelineRun, shipped: list[Shipped]) -> list[ShippedResult]:
-    """Throughput of shipped checkpoints; with it everything about them is measured."""
-    results = []
-    for of in shipped:
-        if of.evaluation is None:
-            continue
-        scores = dict(sorted(of.scores.items(), key=lambda item: item[0][1] == BASE))
-        result = ShippedResult(of.name, of.tokenized, of.evaluation, scores, leads=of.leads)
-        if of.benchmark is not None:
-            timed = benchmark_stage(
-                tokens=of.tokenized, checkpoint=NamedCheckpoint(of.name), config=of.benchmark
-            )
-            result.benchmark = run.stage(timed, label=f"{of.name} (shipped)")
-        results.append(result)
-    return results
+def _measured(run: PipelineRun, tasks: Tasks, of: Shipped) -> ShippedResult:
+    """Measure a shipped checkpoint, all but its speed, as cells are measured."""
+    evaluation = _aligned(run, of.tokenized, of.name, of.evaluate, of.label)
+    scores = Scores()
+    for setting in (of.setting, BASE):
+        scores |= score(run, tasks, setting, of.name, f"{of.label} {setting}", of.evaluate)
+    return ShippedResult(of.name, of.tokenized, evaluation, scores, leads=of.leads)
 
 
 def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
@@ -438,7 +416,14 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
     artifacts = run.run_parallel([*parts, *texts], most)
     scores = {(task, of.name): score for (task, of), score in zip(places, artifacts, strict=False)}
     measured = dict(zip(recipe.texts, artifacts[len(places) :], strict=True))
-    return run.stage(table_stage(recipe=recipe, questions=questions, scores=scores, texts=measured))
+    table = table_stage(
+        header=table_header(recipe),
+        checkpoint=NamedCheckpoint(recipe.checkpoint),
+        questions=questions,
+        scores=scores,
+        texts=measured,
+    )
+    return run.stage(table)
 
 
 def _answered(

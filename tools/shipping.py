@@ -22,7 +22,7 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -93,7 +93,7 @@ class FinishedRun(Planner):
             f"no stage {spec.name} of {label or self.recipe.name}",
             "Name the recipe that was run, as it was then, and run it with this code.",
         )
-        return _artifact(place, spec.name)
+        return _artifact(place)
 
 
 def found(checkpoint: Path, recipe: Recipe) -> tuple[CellResult, parts.Sources]:
@@ -116,10 +116,10 @@ def adapted_point(checkpoint: Path, report: Report) -> tuple[Report, Report]:
 
     It is the directory of a trained setting, below the artifact root that it was scored in.
     """
-    trained = _artifact(checkpoint.parent, checkpoint.parent.parent.name)
+    trained = _artifact(checkpoint.parent)
     stage = "choice-scores"
     for place in sorted((checkpoint.parents[2] / stage).glob("*/manifest.json")):
-        scores = _artifact(place.parent, stage)
+        scores = _artifact(place.parent)
         manifest = scores.manifest()
         if manifest["inputs"]["model.model"] != trained.digest:
             continue
@@ -135,9 +135,8 @@ def adapted_point(checkpoint: Path, report: Report) -> tuple[Report, Report]:
     )
 
 
-def _artifact(path: Path, stage: str) -> Artifact:
-    record: Any = read_manifest(path, kind="stage", schema=STAGE_SCHEMA, verify=False)
-    return Artifact(stage, record["key"], path, record["digest"], executed=False)
+def _artifact(path: Path) -> Artifact:
+    return Artifact.of(path, read_manifest(path, kind="stage", schema=STAGE_SCHEMA, verify=False))
 
 
 def store(
@@ -240,7 +239,7 @@ def results_of(
             "origin": rules.origin.record(),
             "bytes": (shipped / "rules" / TABLE).stat().st_size,
         },
-        "corpus": _corpus(sources.corpus),
+        "corpus": read_json(sources.corpus.path / RECORD),
         "corpus_tokens": {
             split: tokenized.metrics[f"tokens_{split}"] for split in ("train", "valid")
         },
@@ -278,19 +277,6 @@ def _module(shipped: Path, config: CheckpointConfig) -> dict[str, object]:
         "stored": dtype,
         "bytes": (shipped / "model.safetensors").stat().st_size,
     }
-
-
-def _corpus(corpus: Artifact) -> dict[str, Any]:
-    """Return the parts with licence, sizes and digests, files by their base names."""
-    record: Any = read_json(corpus.path / RECORD)
-    for part in record.values():
-        part["files"] = {
-            split: {PurePosixPath(name).name: digest for name, digest in files.items()}
-            if isinstance(files, dict)
-            else files
-            for split, files in part["files"].items()
-        }
-    return dict(record)
 
 
 def _rounding(

@@ -1,8 +1,9 @@
 """Guard of a Ray cluster: once its driver has ended, however that was, it ends what is left.
 
-    python -P tasks/cluster/guard.py FOLDER
+    python -P tasks/cluster/guard.py FOLDER DRIVER
 
-Standard input is a pipe from the driver. The kernel kills Ray's servers with the driver, and Ray
+Standard input is a pipe from the driver, which ends with its block; a fork may keep it open, so the
+driver's process id is looked at, too. The kernel kills Ray's servers with the driver, and Ray
 itself its workers within two seconds, but its agents on the machine go on for minutes. All have the
 cluster's folder in their environment; they are killed and the folder is removed.
 """
@@ -10,18 +11,22 @@ cluster's folder in their environment; they are killed and the folder is removed
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import shutil
 import sys
 
 import psutil
 
 VARIABLE = "UMIM_RENDEZVOUS"  # the folder, in the environment of all that Ray starts
+_LOOK_SECONDS = 0.5
 
 
 def main() -> None:
     """Wait for the end of the driver, then clear up."""
-    folder = sys.argv[1]
-    sys.stdin.read()
+    folder, driver = sys.argv[1], int(sys.argv[2])
+    while os.getppid() == driver and not select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
+        pass
     left = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # of another user, or gone

@@ -22,7 +22,7 @@ from typing import Final
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.worker_errors import first_cause
 from tasks.storage.remote_root import remote_root
-from umim_core.errors import ClusterError, UmimError
+from umim_core.errors import ClusterError, UmimError, require
 from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
 from umim_core.store.disk import not_shared
 
@@ -30,6 +30,7 @@ ANSWER_SECONDS: Final = 30.0  # a worker process starts and imports in a few
 _SAME_CODE: Final = "every node must run the code of the driver"
 _SOURCES: Final = ("umim_core", "tasks", "flows")
 _GIT_SECONDS: Final = 10
+_Answer = tuple[dict[str, str], bool, str]
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,6 @@ def _commit(checkout: Path) -> str:
     return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """Answer of a node: its code, its sight of the folder, and why it cannot read the storage."""
-
-    code: CodeIdentity
-    sees: bool
-    storage: str
-
-
 def check_nodes(folder: Path | None) -> bool:
     """Refuse the cluster that this process is connected to if a node differs.
 
@@ -114,44 +106,33 @@ def check_nodes(folder: Path | None) -> bool:
 
 def _check(folder: Path | None, mark: str | None) -> bool:
     answers = _ask(folder, mark)
-    require_same_code({node: answer.code for node, answer in answers.items()})
-    blind = sorted(node for node, answer in answers.items() if not answer.sees)
+    require_same_code({node: CodeIdentity(**code) for node, (code, _, _) in answers.items()})
+    blind = {node: why for node, (_, sees, why) in sorted(answers.items()) if not sees}
     if folder is None or not blind:
         return True
     if mark is None:
         raise not_shared(folder.parent, f"node {', '.join(blind)}")
-    refused = [f"node {node}: {why}" for node in blind if (why := answers[node].storage)]
-    if refused:
-        raise ClusterError(
-            "every node must read the object storage of the driver, or see its UMIM_SCRATCH",
-            "; ".join(refused),
-            "Start Ray on the node with the storage's credentials in its environment.",
-        )
+    refused = "; ".join(f"node {node}: {why}" for node, why in blind.items() if why)
+    rule = "every node must read the object storage of the driver, or see its UMIM_SCRATCH"
+    remedy = "Start Ray on the node with the storage's credentials in its environment."
+    require(not refused, ClusterError, rule, refused, remedy)
     return False
 
 
 def require_same_code(nodes: Mapping[str, CodeIdentity]) -> None:
     """Refuse nodes that run other code than this process."""
     ours = code_identity()
+    remedy = "Bring its checkout to the same state, or start its Ray in this one."
     for node, theirs in sorted(nodes.items()):
-        for what, here, there in (
-            ("sources", ours.sources, theirs.sources),
-            ("lock of packages", ours.lock, theirs.lock),
-        ):
-            if here != there:
-                raise ClusterError(
-                    _SAME_CODE,
-                    f"node {node}: other {what}, {_place(theirs)}; here {_place(ours)}",
-                    "Bring its checkout to the same state, or start its Ray in this one.",
-                )
-
-
-def _place(code: CodeIdentity) -> str:
-    return f"{code.checkout} at {code.commit[:12] or 'no commit'}"
+        other = "sources" if theirs.sources != ours.sources else "lock of packages"
+        there, here = (f"{of.checkout} at {of.commit[:12] or 'no commit'}" for of in (theirs, ours))
+        same = (theirs.sources, theirs.lock) == (ours.sources, ours.lock)
+        found = f"node {node}: other {other}, {there}; here {here}"
+        require(same, ClusterError, _SAME_CODE, found, remedy)
 
 
 def _ask(folder: Path | None, mark: str | None) -> dict[str, _Answer]:
-    """Return what each living node answers, by its address."""
+    """Return what each living node answers (``_answer``), by its address."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -167,8 +148,7 @@ def _ask(folder: Path | None, mark: str | None) -> dict[str, _Answer]:
     answers = {}
     for node, reference in asked.items():
         try:
-            code, sees, storage = ray.get(reference, timeout=ANSWER_SECONDS)
-            answers[node] = _Answer(CodeIdentity(**code), sees, storage)
+            answers[node] = ray.get(reference, timeout=ANSWER_SECONDS)
         except GetTimeoutError as error:
             raise ClusterError(
                 f"every node must answer in {ANSWER_SECONDS:.0f} s",
@@ -185,7 +165,7 @@ def _ask(folder: Path | None, mark: str | None) -> dict[str, _Answer]:
     return answers
 
 
-def _answer(folder: str | None, mark: str | None) -> tuple[dict[str, str], bool, str]:
+def _answer(folder: str | None, mark: str | None) -> _Answer:
     """Say, on a node, what it runs, whether it sees a folder, why it cannot read the storage."""
     sees, storage = folder is None or Path(folder).is_dir(), ""
     if mark is not None and not sees:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,9 +109,11 @@ def ray_cluster(
         options: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR"}
         options["runtime_env"] = {"env_vars": worker_environment(local=target == LOCAL)}
         sockets_before = set(listening_addresses())
+        mark: dict[str, str] = {}  # of what Ray starts, and not of what else this process starts
         if target == LOCAL:
             folder = stack.enter_context(_guarded_folder())
-            stack.enter_context(_private_environment(folder))
+            stack.enter_context(_environment(_private_settings()))
+            mark = {guard.VARIABLE: str(folder)}
             _refresh_ray_settings()
             options |= {
                 "address": LOCAL,
@@ -128,7 +130,8 @@ def ray_cluster(
         # and in the main one Ray would take over SIGTERM.
         starter = stack.enter_context(ThreadPoolExecutor(1, "ray"))
         stack.callback(ray.shutdown)
-        require_started(starter.submit(ray.init, **options).exception(), target)
+        with _environment(mark):
+            require_started(starter.submit(ray.init, **options).exception(), target)
         if target == LOCAL:
             require_loopback(set(listening_addresses()) - sockets_before)
             logs = Path(ray._private.worker._global_node.get_logs_dir_path())
@@ -175,11 +178,9 @@ def worker_environment(*, local: bool) -> dict[str, str]:
     return env
 
 
-@contextlib.contextmanager
-def _private_environment(folder: Path) -> Iterator[None]:
-    """Set what a local cluster needs in this process's environment, then put the old back."""
-    ours = {
-        guard.VARIABLE: str(folder),
+def _private_settings() -> dict[str, str]:
+    """Return what a local cluster needs in this process's environment."""
+    return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every socket on 127.0.0.1
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),  # so that no token file is written
@@ -189,8 +190,13 @@ def _private_environment(folder: Path) -> Iterator[None]:
         "RAY_raylet_start_wait_time_s": "180",  # 30 s are too few on a busy machine
         "SPT_NOENV": "1",  # titles leave the environment, by which the guard finds processes
     }
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process's environment for the block, then put the old back."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
@@ -281,7 +287,7 @@ def _guarded_folder() -> Iterator[Path]:
         base = Path("/tmp")  # noqa: S108  the only short name; mkdtemp makes the folder private
     folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=base)
     # A session of its own: it gets no Ctrl-C, and no TERM to this process's group.
-    command = [sys.executable, "-P", guard.__file__, folder]
+    command = [sys.executable, "-P", guard.__file__, folder, str(os.getpid())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # noqa: S603  no argument is anybody's input
         yield Path(folder)
 

@@ -56,10 +56,22 @@ def run_on_workers(
                 result = job()
             finished(key, result)
         return
+    run_on_cluster(lease, jobs, finished, cores, gpus=int(lease.config.use_gpu), writes=writes)
+
+
+def run_on_cluster(
+    lease: ClusterLease,
+    jobs: Mapping[K, Callable[[], R]],
+    finished: Callable[[K, R], None],
+    cores: int,
+    *,
+    gpus: int = 0,
+    writes: bool = False,
+) -> None:
+    """Make calls as tasks of the cluster, whatever its configuration says of workers."""
     cluster = lease.ensure()
     import ray
 
-    gpus = int(lease.config.use_gpu)
     for needed, room, kind in ((cores, cluster.cpus, "cores"), (gpus, cluster.gpus, "GPUs")):
         rule = f"a task of the cluster needs {needed} {kind}"
         fits = needed <= room or not cluster.is_here

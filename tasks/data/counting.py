@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -51,8 +52,8 @@ _PIECES_PER_CPU = 2
 _MIN_BLOCK_TOKENS = 1 << 21
 _MAX_BLOCK_TOKENS = 1 << 27  # about 1 GB of tables for prose
 Progress = Callable[[int, int, str], None]
-Known = Callable[[int], tuple[np.ndarray, np.ndarray] | None]
-Finished = Callable[[int, np.ndarray, np.ndarray], None]
+Counted = tuple[np.ndarray, np.ndarray]  # keys and counts of an order
+Kept = Callable[[int, Callable[[], Counted]], Counted]
 
 
 def default_block_tokens(tokens: int, workers: int) -> int:
@@ -168,16 +169,14 @@ class ClusterCounter:
     Attributes:
         corpus: What is counted.
         block_tokens: Tokens of a task; None takes ``default_block_tokens``.
-        known: Gives the keys and counts of an order that is finished, or None.
-        finished: Receives those of each order that is counted.
+        kept: Counts an order unless an earlier run has left it, and gives its keys and counts.
         progress: Receives tokens read, tokens in all, and what is counted, by whole passes.
         longest: Most tokens of an n-gram.
     """
 
     corpus: Corpus
     block_tokens: int | None = None
-    known: Known = lambda _: None
-    finished: Finished = lambda *_: None
+    kept: Kept = lambda _, count: count()
     progress: Progress | None = None
     longest: int = LONGEST
 
@@ -190,13 +189,15 @@ class ClusterCounter:
         prepare_ray_data()
         counts = NgramCounts({}, {}, tau)
         reference, size = ray.put(self.corpus), int(self.corpus.offsets[-1])
+
+        def count_order(order: int) -> Counted:
+            self._tell(0, f"{order}-grams")
+            counted = _count_order(self.corpus, reference, order, counts, self.block_tokens)
+            self._tell(size, f"{order}-grams")
+            return counted
+
         for order in orders_to(self.longest):
-            counted = self.known(order)
-            if counted is None:
-                self._tell(0, f"{order}-grams")
-                counted = _count_order(self.corpus, reference, order, counts, self.block_tokens)
-                self._tell(size, f"{order}-grams")
-                self.finished(order, *counted)
+            counted = self.kept(order, partial(count_order, order))
             counts.keys[order], counts.support[order] = counted
         return counts
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.config.table_recipe import TableSetting, TableText
-from umim_core.errors import BackboneError, CheckpointError, EvaluationError
+from umim_core.errors import BackboneError, CheckpointError, EvaluationError, require
 from umim_core.evaluation.questions import (
     QuestionSet,
     QuestionSource,
@@ -68,12 +68,10 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
         setting has it: token reductions of generated answers are of merging alone. ``shortfall`` is
         the part of contexts that a baseline should have dropped and could not.
     """
-    if own.prompts != base.prompts:
-        raise EvaluationError(
-            f"all settings must answer the same questions of {task}, after the same prompts",
-            f"other prompts under {setting}",
-            "Use a task whose prompts do not change from one reading to the next.",
-        )
+    rule = f"all settings must answer the same questions of {task}, after the same prompts"
+    remedy = "Use a task whose prompts do not change from one reading to the next."
+    same = own.prompts == base.prompts
+    require(same, EvaluationError, rule, f"other prompts under {setting}", remedy)
     total = own.total
     return {
         "task": task,
@@ -150,12 +148,10 @@ def score_shard(
         raw_tail=setting.raw_tail,
         protect=setting.protect,
     ).sharing_contexts()
-    if model.method != (wanted := named_method(setting.method, own_model)):
-        raise BackboneError(
-            f"every machine must have the same model of the baseline {wanted}",
-            model.method,
-            "Load that commit there, or clear the hub's cache and let it load again.",
-        )
+    chosen = named_method(setting.method, own_model)
+    rule = f"every machine must have the same model of the baseline {chosen}"
+    remedy = "Load that commit there, or clear the hub's cache and let it load again."
+    require(model.method == chosen, BackboneError, rule, model.method, remedy)
     return score_questions(model, source, questions, first, last)
 
 
@@ -204,12 +200,10 @@ def _opened(place: ModelPlace) -> tuple[Checkpoint, Backbone]:
     from umim_core.checkpoint.checkpoint import Checkpoint
 
     digest = directory_digest(Path(place.checkpoint))
-    if digest != place.digest:
-        raise CheckpointError(
-            f"every machine must have the same checkpoint {place.checkpoint}",
-            f"{digest[:12]} instead of {place.digest[:12]}",
-            "Copy the one of the machine that runs the flow, or put it into a shared folder.",
-        )
+    rule = f"every machine must have the same checkpoint {place.checkpoint}"
+    found = f"{digest[:12]} instead of {place.digest[:12]}"
+    remedy = "Copy the one of the machine that runs the flow, or put it into a shared folder."
+    require(digest == place.digest, CheckpointError, rule, found, remedy)
     checkpoint = Checkpoint.load(Path(place.checkpoint))
     backbone = _backbone(*place.backbone_of(checkpoint), place.dtype, place.device)
     checkpoint.check_backbone(backbone)

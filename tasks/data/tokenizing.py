@@ -1,32 +1,28 @@
 """Tokenising a corpus in parallel: one job per (split, file), a part written where the job runs.
 
-Ray Data runs the jobs; workers write into the stage's folder, for which a worker first looks for a
-mark in it. One that does not see it stores its part in object storage, where the driver fetches
-them; without such storage it raises an error. The driver reads every part and compares its digest
-with the worker's before it writes an index. Workers import this module, so it stays free of torch.
+Workers write into the stage's folder, on the driver's machine unless all nodes share its disk; a
+worker first looks for a mark in it. The driver reads every part and compares its digest with the
+worker's before it writes an index.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.cluster.worker_errors import as_data, cluster_error, from_data
-from tasks.storage.node_files import fetch_inputs
-from tasks.storage.remote_root import remote_root
+from tasks.cluster.worker_errors import as_data, from_data
+from tasks.cluster.worker_tasks import run_on_cluster
 from umim_core.addresses import is_address
-from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.errors import ClusterError, CorpusError, TokenizerMismatchError, UmimError
 from umim_core.store.artifacts import sha256_file
 from umim_core.store.disk import leave_mark, not_shared, sees_mark
-from umim_core.store.scratch import scratch_folder, sweep
+from umim_core.store.scratch import sweep
 from umim_core.text.rows import BadRows
 from umim_core.text.sources import HubDataset, Source, TextFiles, TokenIds
 from umim_core.text.token_files import TokenPart, cut_part, write_index, write_part
@@ -76,6 +72,17 @@ class Tokenized:
         return sum(part.tokens for part in self.parts)
 
 
+Outcome = Tokenized | UmimError
+
+
+@dataclass(frozen=True)
+class Written:
+    """A job's result, and the SHA-256 of the files that it wrote."""
+
+    done: Tokenized
+    sums: dict[str, str]
+
+
 def split_jobs(
     split: str,
     source: Source,
@@ -123,9 +130,6 @@ def _load(ref: TokenizerRef) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-Outcome = Tokenized | UmimError
-
-
 def tokenize_splits(
     splits: Mapping[str, Sequence[TokenJob]], lease: ClusterLease
 ) -> dict[str, Tokenized]:
@@ -138,10 +142,11 @@ def tokenize_splits(
     Returns:
         Parts and bad rows per split; the same whatever the workers.
     """
-    run = _run_here if max(map(len, splits.values())) == 1 else _on_ray(lease)
+    alone = max(map(len, splits.values())) == 1
     outcomes: dict[str, list[Outcome]] = {split: [] for split in splits}
     for wave in _waves(splits, outcomes):
-        for job, outcome in zip(wave, run(wave), strict=True):
+        results = map(tokenize_file, wave) if alone else _run_on_cluster(wave, lease)
+        for job, outcome in zip(wave, results, strict=True):
             outcomes[job.split].append(outcome)
     return {split: _merged(splits[split], outcomes[split]) for split in splits}
 
@@ -176,10 +181,6 @@ def _reached(outcomes: Sequence[Outcome], limit: int) -> bool:
     return total >= limit
 
 
-def _run_here(jobs: Sequence[TokenJob]) -> Iterator[Outcome]:
-    return map(tokenize_file, jobs)
-
-
 def threads_per_job(share: int, sizes: Sequence[int]) -> int:
     """Return the threads of a job: no task may ask for more than one machine has, or it waits."""
     smallest = min((size for size in sizes if size), default=None)
@@ -192,91 +193,48 @@ def threads_per_job(share: int, sizes: Sequence[int]) -> int:
     return max(1, min(share, smallest))
 
 
-def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]]:
-    """Return a function that runs jobs on the cluster and gives their results in order."""
+def _run_on_cluster(jobs: Sequence[TokenJob], lease: ClusterLease) -> list[Outcome]:
+    """Run jobs on the cluster and return their results in order."""
+    import ray
 
-    def run(jobs: Sequence[TokenJob]) -> list[Outcome]:
-        import pyarrow as pa
-        import ray
-        from ray.exceptions import RayError
-
-        from tasks.data.counting_tables import TASK_RESTARTS, prepare_ray_data
-
-        cpus = lease.ensure().cpus
-        sizes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-        threads = threads_per_job(cpus // len(jobs), sizes)
-        marks = {folder: leave_mark(folder) for folder in {job.directory for job in jobs}}
-        placed = [replace(job, threads=threads, mark=marks[job.directory]) for job in jobs]
-        prepare_ray_data()
-
-        def work(row: dict[str, int]) -> dict[str, object]:
-            return {"job": row["job"], "outcome": _outcome(placed[row["job"]])}
-
-        blocks = [pa.table({"job": [number]}) for number in range(len(placed))]
-        try:
-            plan = ray.data.from_blocks(blocks).map(
-                work, num_cpus=threads, max_retries=TASK_RESTARTS
-            )
-            rows = plan.take_all()
-        except RayError as error:
-            rule, again = "the workers that tokenise must stay alive", "Run the same command again."
-            raise cluster_error(rule, error, again) from error
-        outcomes = {row["job"]: row["outcome"] for row in rows}
-        return [_result(outcomes[number], job) for number, job in enumerate(placed)]
-
-    return run
+    cpus = lease.ensure().cpus
+    sizes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    threads = threads_per_job(cpus // len(jobs), sizes)
+    marks = {folder: leave_mark(folder) for folder in {job.directory for job in jobs}}
+    placed = [replace(job, threads=threads, mark=marks[job.directory]) for job in jobs]
+    outcomes: dict[int, Written | dict[str, object]] = {}
+    calls = {number: partial(written, job) for number, job in enumerate(placed)}
+    run_on_cluster(lease, calls, outcomes.__setitem__, threads, writes=True)
+    return [checked(outcomes[number], job) for number, job in enumerate(placed)]
 
 
-def _outcome(job: TokenJob) -> str:
-    """Run a job and return its result, or its typed error, as JSON.
+def written(job: TokenJob) -> Written | dict[str, object]:
+    """Run a job and return its result with the digests of its files, or its typed error as data.
 
-    As data, errors keep their parts, and the first one in canonical order is raised, whichever
-    worker failed first.
+    As data, the first error in canonical order is raised, whichever worker failed first.
     """
-    stored: str | None = None
     try:
-        fetch_inputs(job)
-        blind = job.mark is not None and not sees_mark(job.directory, job.mark)
-        remote = remote_root() if blind else None
-        if remote is None:
-            done = tokenize_file(job)
-            sums = _sums(done, job.directory)
-        else:
-            artifact_root().mkdir(parents=True, exist_ok=True)
-            with scratch_folder(artifact_root(), "parts") as folder:
-                done = tokenize_file(replace(job, directory=folder, mark=None))
-                sums = _sums(done, folder)
-                stored = remote.store_parts({name: folder / name for name in sums})
+        done = tokenize_file(job)
     except UmimError as error:
-        return json.dumps(as_data(error))
-    parts = [part.model_dump() for part in done.parts]
-    bad = asdict(done.bad)
-    return json.dumps({"parts": parts, "bad": bad, "sums": sums, "stored": stored})
+        return as_data(error)
+    names = [name for part in done.parts for name in part.files]
+    return Written(done, {name: sha256_file(job.directory / name) for name in names})
 
 
-def _sums(done: Tokenized, directory: Path) -> dict[str, str]:
-    return {name: sha256_file(directory / name) for part in done.parts for name in part.files}
-
-
-def _result(outcome: str, job: TokenJob) -> Outcome:
+def checked(outcome: Written | dict[str, object], job: TokenJob) -> Outcome:
     """Return what a worker wrote, once its files are here as it wrote them."""
-    result = json.loads(outcome)
-    if "error" in result:
-        return from_data(result)
-    sums = result["sums"]
-    if result["stored"] and (remote := remote_root()) is not None:
-        remote.take_parts(result["stored"], sums, job.directory)
-    for name, written in sums.items():
+    if not isinstance(outcome, Written):
+        return from_data(outcome)
+    for name, digest in outcome.sums.items():
         path = job.directory / name
         here = sha256_file(path) if path.is_file() else "no file"
-        if here != written:
+        if here != digest:
             return ClusterError(
                 "a part must be on the driver's disk as its worker wrote it",
-                f"{path}: {here} instead of {written}",
+                f"{path}: {here} instead of {digest}",
                 "Set UMIM_ROOT to a place that every node mounts, then run the same command again.",
             )
-    parts = [TokenPart.model_validate(part) for part in result["parts"]]
-    return Tokenized(parts, BadRows(**result["bad"]))
+    return outcome.done
 
 
 def _merged(jobs: Sequence[TokenJob], outcomes: Sequence[Outcome]) -> Tokenized:

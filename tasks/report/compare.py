@@ -42,7 +42,6 @@ class CellResult:
     cell: Cell
     tokenized: Artifact
     filtered: Artifact
-    distilled: Artifact | None = None
     settings: dict[str, Artifact] = field(default_factory=dict)
     evaluations: dict[str, Artifact] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)

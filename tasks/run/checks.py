@@ -24,7 +24,13 @@ from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.evaluate import BenchmarkConfig, HeadlineConfig
 from umim_core.config.recipe import Device, Recipe, RunRecipe
 from umim_core.config.table_recipe import TableRecipe
-from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError
+from umim_core.errors import (
+    ArtifactError,
+    BackboneError,
+    CheckpointError,
+    ConfigError,
+    require,
+)
 from umim_core.evaluation.model_args import check_modes
 from umim_core.task_sets.spec import SPLITS, QuestionForm
 
@@ -34,20 +40,15 @@ _RAY_CACHE: Final = "runtime_resources"  # of a session: what came with `ray job
 
 def check_root(root: Path) -> None:
     """Refuse an artifact root among the files that Ray unpacked for a job: they go with it."""
-    if _RAY_CACHE in root.parts:
-        raise ConfigError(
-            "the artifact root must outlive the Ray job, outside its working directory",
-            str(root),
-            "Set UMIM_ROOT in the job's environment to a directory or to an address.",
-        )
+    rule = "the artifact root must outlive the Ray job, outside its working directory"
+    remedy = "Set UMIM_ROOT in the job's environment to a directory or to an address."
+    require(_RAY_CACHE not in root.parts, ConfigError, rule, str(root), remedy)
 
 
 def check_device(device: Device) -> None:
     """Refuse a recipe's GPU on a machine without one."""
-    if not has_device(device):
-        raise ConfigError(
-            "cluster.use_gpu needs a CUDA device", "none", "Set it to false, or use another node."
-        )
+    rule, remedy = "cluster.use_gpu needs a CUDA device", "Set it to false, or use another node."
+    require(has_device(device), ConfigError, rule, "none", remedy)
 
 
 def check_machine(recipe: RunRecipe, flow_name: str) -> None:
@@ -61,14 +62,13 @@ def check_machine(recipe: RunRecipe, flow_name: str) -> None:
         on_workers |= any(cell.source == "confidence" for cell in recipe.cells)
         on_workers |= isinstance(recipe.corpus, GeneratedCorpus)
     elsewhere = cluster.workers > 0 and cluster_address(cluster.address) != LOCAL
-    if on_workers and not elsewhere:
-        check_device(cluster.device)
-    if cluster.use_gpu and on_workers and not elsewhere and cluster.workers > gpu_count():
-        raise ConfigError(
-            f"cluster.workers {cluster.workers} needs as many GPUs on this machine",
-            gpu_count(),
-            "Lower cluster.workers, or name a larger cluster with cluster.address.",
-        )
+    if not on_workers or elsewhere:
+        return
+    check_device(cluster.device)
+    enough = not cluster.use_gpu or cluster.workers <= gpu_count()
+    rule = f"cluster.workers {cluster.workers} needs as many GPUs on this machine"
+    remedy = "Lower cluster.workers, or name a larger cluster with cluster.address."
+    require(enough, ConfigError, rule, gpu_count(), remedy)
 
 
 def check_settings(recipe: TableRecipe) -> None:
@@ -141,17 +141,14 @@ def check_adaptation(recipe: AdaptationRecipe) -> None:
 
     Configurations alone are read; of a checkpoint whose backbone is not on this machine, nothing.
     """
-    asked = recipe.questions
-    if isinstance(asked, QuestionFiles):
-        QuestionForm(asked.prompt, asked.delimiter, recipe.part)  # refuses a prompt by itself
+    files = recipe.questions
+    if isinstance(files, QuestionFiles):
+        QuestionForm(files.prompt, files.delimiter, recipe.part)  # refuses a prompt by itself
         for split in SPLITS:
-            path = getattr(asked, split)
-            if path is not None and not Path(path).is_file():
-                raise ConfigError(
-                    f"questions.{split} must be a file of JSON lines",
-                    path,
-                    "Correct the path; it is taken from the folder where the command runs.",
-                )
+            path = getattr(files, split)
+            rule = f"questions.{split} must be a file of JSON lines"
+            remedy = "Correct the path; it is taken from the folder where the command runs."
+            require(path is None or Path(path).is_file(), ConfigError, rule, path, remedy)
     for name in recipe.checkpoints:
         if why_absent(name, local_files_only=True) is None:
             _check_checkpoint(name, {"max_tokens": recipe.max_tokens})
@@ -207,9 +204,6 @@ def _check_model(name: str, revision: str | None, wanted: Mapping[str, int]) -> 
         ) from error
     limit = getattr(config, "max_position_embeddings", None)
     for field, tokens in wanted.items():
-        if isinstance(limit, int) and tokens > limit:
-            raise ConfigError(
-                f"{field} must be at most {limit}, the positions of {name}",
-                tokens,
-                "Lower it, or choose another backbone.",
-            )
+        fits = not isinstance(limit, int) or tokens <= limit
+        rule = f"{field} must be at most {limit}, the positions of {name}"
+        require(fits, ConfigError, rule, tokens, "Lower it, or choose another backbone.")

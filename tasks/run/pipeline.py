@@ -49,8 +49,6 @@ from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.training.train_job import CURVE, read_curve
 
 T = TypeVar("T")
-Part = Callable[[], object]
-"""A part that leaves its results where they belong."""
 logger = logging.getLogger("umim.pipeline")
 _SHOWN = (".svg", ".md", ".html", "table.json")
 # Inputs of a stage that are data sets to MLflow, and what they are read for.

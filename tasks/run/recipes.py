@@ -12,7 +12,7 @@ from umim_core.config.any_recipe import AnyRecipe, load_any_recipe
 from umim_core.config.corpus import corpus_kinds
 from umim_core.config.recipe import Recipe
 from umim_core.config.table_recipe import TableRecipe
-from umim_core.errors import ConfigError, did_you_mean
+from umim_core.errors import ConfigError, did_you_mean, require
 from umim_core.task_sets.spec import SPLITS, TASKS
 
 RECIPES = CHECKOUT / "infra" / "recipes"
@@ -31,21 +31,17 @@ def all_names() -> list[str]:
 def find_recipe(name: str) -> AnyRecipe:
     """Load a recipe by name, or by path when it ends in ``.yaml``."""
     if name.endswith((".yaml", ".yml")):
-        if not Path(name).is_file():
-            raise ConfigError(
-                "a recipe file must exist",
-                f"{name}, that is {Path(name).resolve()}",
-                "`python -m flows recipes` lists the recipes. Relative paths start at the working "
-                "directory, those of a deployment at the checkout of its worker.",
-            )
+        remedy = (
+            "`python -m flows recipes` lists the recipes. Relative paths start at the working "
+            "directory, those of a deployment at the checkout of its worker."
+        )
+        shown = f"{name}, that is {Path(name).resolve()}"
+        require(Path(name).is_file(), ConfigError, "a recipe file must exist", shown, remedy)
         return _checked(load_any_recipe(Path(name)))
     known = all_names()
-    if name not in known:
-        raise ConfigError(
-            f"recipe must be one of {', '.join(known)}, or a path ending in .yaml",
-            name,
-            did_you_mean(name, known) or "`python -m flows recipes` describes them.",
-        )
+    rule = f"recipe must be one of {', '.join(known)}, or a path ending in .yaml"
+    remedy = did_you_mean(name, known) or "`python -m flows recipes` describes them."
+    require(name in known, ConfigError, rule, name, remedy)
     return _checked(load_any_recipe(RECIPES / f"{name}.yaml"))
 
 
@@ -55,19 +51,14 @@ def _checked(recipe: AnyRecipe) -> AnyRecipe:
         tasks = [TASKS.find(name) for name in recipe.tasks]
         adapts = any(cell.adapt for cell in recipe.cells)
         for task in tasks if "tasks" in recipe.model_fields_set else tasks[: int(adapts)]:
-            if task.corpus not in (None, *corpus_kinds(recipe.corpus)):
-                raise ConfigError(
-                    f"the task {task.name} needs a corpus of kind {task.corpus}",
-                    recipe.corpus.kind,
-                    "Name tasks that fit the corpus, or adapt no cell.",
-                )
-        missing = [split for split in SPLITS if split not in tasks[0].splits]
-        if adapts and missing:
-            raise ConfigError(
-                f"adaptation to {tasks[0].name} needs the splits {', '.join(SPLITS)}",
-                f"no {' and no '.join(missing)}",
-                "Name another task first, or adapt no cell.",
-            )
+            fits = task.corpus in (None, *corpus_kinds(recipe.corpus))
+            rule = f"the task {task.name} needs a corpus of kind {task.corpus}"
+            remedy = "Name tasks that fit the corpus, or adapt no cell."
+            require(fits, ConfigError, rule, recipe.corpus.kind, remedy)
+        missing = [f"no {split}" for split in SPLITS if split not in tasks[0].splits]
+        rule = f"adaptation to {tasks[0].name} needs the splits {', '.join(SPLITS)}"
+        remedy = "Name another task first, or adapt no cell."
+        require(not (adapts and missing), ConfigError, rule, " and ".join(missing), remedy)
         if recipe.adapt is not None:
             adaptation_steps(recipe.adapt.settings)
     if isinstance(recipe, TableRecipe) and (
@@ -89,12 +80,10 @@ def _checked(recipe: AnyRecipe) -> AnyRecipe:
 
 def refuse_part(recipe: AnyRecipe, flow: str) -> None:
     """Refuse a part of the pipeline that is asked of a recipe without parts."""
-    if flow != "full" and not isinstance(recipe, Recipe):
-        raise ConfigError(
-            "--flow names a part of the pipeline, and other recipes have none",
-            f"--flow {flow} with {recipe.name}, a recipe of kind {recipe.kind}",
-            "Leave it out; the whole recipe is run.",
-        )
+    rule = "--flow names a part of the pipeline, and other recipes have none"
+    found = f"--flow {flow} with {recipe.name}, a recipe of kind {recipe.kind}"
+    has_parts = flow == "full" or isinstance(recipe, Recipe)
+    require(has_parts, ConfigError, rule, found, "Leave it out; the whole recipe is run.")
 
 
 def confirmed(recipe: AnyRecipe) -> TableRecipe:
@@ -112,8 +101,6 @@ def newest_report() -> Path:
     """Return the newest report page under the artifact root."""
     finished = (artifact_root() / "report").glob("*/manifest.json")  # written last
     pages = [path.with_name("report.html") for path in finished if path.parent.suffix == ""]
-    if not pages:
-        raise ConfigError(
-            "a report must have been made", str(artifact_root()), "`python -m flows run embedded`"
-        )
+    rule, remedy = "a report must have been made", "`python -m flows run embedded`"
+    require(bool(pages), ConfigError, rule, str(artifact_root()), remedy)
     return max(pages, key=lambda page: page.stat().st_mtime)

@@ -64,8 +64,15 @@ class Artifact:
     stage: str  # its name
     key: str  # SHA-256 of what it was made from
     path: Path
-    digest: str  # SHA-256 of its files; what it recorded besides does not count
+    digest: str  # SHA-256 of its files and numbers; times, host and versions do not count
     executed: bool  # whether this process built it just now; else it was found
+
+    @classmethod
+    def of(cls, path: Path, record: Mapping[str, Any], *, executed: bool = False) -> Artifact:
+        """Return the artifact in a directory with that manifest."""
+        results = canonical_json([record["digest"], record["metrics"]])
+        digest = sha256_bytes(results.encode())
+        return cls(record["stage"], record["key"], path, digest, executed)
 
     def manifest(self) -> dict[str, Any]:
         """Return the stage's manifest (configuration, inputs, metrics, facts)."""
@@ -76,8 +83,7 @@ class Artifact:
         return Part(self, name)
 
     def identity(self) -> Digest:
-        """Return the digest of the files; what holds none is known by its key."""
-        return Digest(self.digest if self.manifest()["files"] else self.key)
+        return Digest(self.digest)
 
     @property
     def metrics(self) -> Metrics:
@@ -264,8 +270,8 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
     """
     name = f"{spec.name}/{spec.key}"
     final = safe_join(root, name)
-    remote = remote_root() if root.resolve() == artifact_root() else None
-    if remote is None:
+    remote, verified = remote_root() if root.resolve() == artifact_root() else None, _verified.get()
+    if remote is None or (verified is not None and final in verified):
         return _local(final, spec, build)
     fetching = directory_lock(final.with_name(f"{final.name}.fetch"), wait_seconds=None)
     with refusals_named(final, _REMEDY), fetching:
@@ -274,6 +280,8 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
             if remote.publish(name, final):
                 return artifact
             remote.fetch(name, final)  # another builder was first, its result counts
+        if verified is not None:
+            verified.add(final)  # by the fetch
         return _local(final, spec, build)
 
 
@@ -318,7 +326,7 @@ def _local(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
         logger.info("%s: built in %.1f s%s", spec.name, seconds, _of())
     else:
         logger.info("%s: found %s", spec.name, spec.key[:12])
-    return Artifact(spec.name, spec.key, final, str(built.record["digest"]), built.executed)
+    return Artifact.of(final, built.record, executed=built.executed)
 
 
 def _beginning(partial: Path, key: str) -> str:

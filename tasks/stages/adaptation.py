@@ -227,44 +227,45 @@ class Curve:
     points: Sequence[ScoredPoint]
 
 
-@stage(version=6)
+def adaptation_header(recipe: AdaptationRecipe) -> Report:
+    """Return what a result says of its recipe: neither where files lie nor how fast it is run.
+
+    That is how each training was run, but of one that no setting and no control needs.
+    """
+    dumped = recipe.model_dump(mode="json")
+    run = {step.training for step in adaptation_steps(recipe.settings)}
+    controls = {name: recipe.control_config(name) for name in recipe.controls}
+    return {
+        "task": recipe.task_name,
+        **{name: dumped[name] for name in _SHOWN},
+        **{name: dumped[name] for name in ("sft", "dpo") if name in run},
+        "control_dpo": {name: by.model_dump(mode="json") for name, by in controls.items()},
+    }
+
+
+@stage(version=7)
 def adaptation_stage(
     out: Path,
     _: Site,
     *,
-    recipe: AdaptationRecipe,
+    header: Report,
     questions: Questions,
     curves: Sequence[Curve],
 ) -> Metrics:
     """Write ``adaptation.json``, its page ``adaptation.md`` and its figure ``adaptation.svg``."""
-    dumped, files = recipe.model_dump(mode="json"), {s: questions.file(s) for s in SPLITS}
-    body: Report = {
+    files = {s: questions.file(s) for s in SPLITS}
+    body: Report = header | {
         "kind": RESULT,
-        "task": recipe.task_name,
         "chance": fmean(1 / len(asked.choices) for asked in read_questions(files["test"])),
         "questions": {s: len(path.read_text("utf-8").splitlines()) for s, path in files.items()},
-        **{name: dumped[name] for name in _SHOWN},
         "question_digests": {s: sha256_file(path) for s, path in files.items()},
         "part": questions.form.part,
-        **_trainings(recipe),
         "backbones": [_backbone(curve) for curve in curves],
     }
     write_json(out / f"{RESULT}.json", body)
     write_bytes(out / f"{RESULT}.md", adaptation_page(body).encode())
     write_bytes(out / f"{RESULT}.svg", adaptation_svg(body).encode())
     return {"points": float(sum(len(curve.points) for curve in curves))}
-
-
-def _trainings(recipe: AdaptationRecipe) -> Report:
-    """Return how each training was run; nothing of one that no setting and no control needs."""
-    run = {step.training for step in adaptation_steps(recipe.settings)}
-    trainings = {"sft": recipe.sft, "dpo": recipe.dpo}
-    return {
-        **{name: by.model_dump(mode="json") for name, by in trainings.items() if name in run},
-        "control_dpo": {
-            name: recipe.control_config(name).model_dump(mode="json") for name in recipe.controls
-        },
-    }
 
 
 def _against(point: ScoredPoint, points: Sequence[ScoredPoint]) -> Report:

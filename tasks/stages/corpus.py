@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from tasks.data.mixing import mix_documents
 from tasks.data.tokenizing import TokenizerRef, split_jobs, tokenize_splits
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, Digest, Metrics, stage
-from tasks.stages.named import NamedTask, NamedTokenizer, ReadFiles
+from tasks.stages.named import NamedTask, NamedTokenizer, ReadFiles, without_places
 from umim_core.config.corpus import (
     SPLITS,
     Corpus,
@@ -71,10 +71,10 @@ class CorpusText:
             read = installed_versions((*corpus.packages, *corpus.out_of_domain))
             installed = {name: Digest(version) for name, version in read}
             return {"config": corpus, "installed": installed}
-        return {"config": corpus, "files": self.files}
+        return {"config": without_places(corpus), "files": self.files}
 
 
-@stage(version=4, free={"text.config.train_tokens": _LATER})
+@stage(version=5, free={"text.config.train_tokens": _LATER})
 def corpus_stage(
     out: Path, _: Site, *, text: CorpusText, generated: Artifact | None = None
 ) -> Metrics:
@@ -86,11 +86,10 @@ def corpus_stage(
     corpus = text.corpus
     if isinstance(corpus, DocstringCorpus):
         return _write_docstrings(out, corpus)
-    sources = {name: of.model_dump(mode="json") for name, of in text.files.sources.items()}
     # The digests are part of the content, so that a changed file changes what depends on it.
-    write_json(out / _RECORD, {"sources": sources, "files": text.files.digests})
+    write_json(out / _RECORD, {"files": text.files.digests})
     if not isinstance(corpus, GeneratedCorpus):
-        return {"splits": float(len(sources))}
+        return {"splits": float(len(text.files.sources))}
     if generated is None:
         raise CorpusError(
             "a generated corpus needs its trajectories", "none", "Run the stage generate first."
@@ -209,7 +208,7 @@ def splits_with(artifact: Artifact, prefix: str) -> list[str]:
     return sorted(path.parent.name for path in artifact.path.glob(f"{prefix}*/{INDEX}"))
 
 
-@stage(version=2, free={"text.config.train_tokens": _LATER})
+@stage(version=3, free={"text.config.train_tokens": _LATER})
 def mixture_stage(out: Path, _: Site, *, text: CorpusText, docstrings: Artifact | None) -> Metrics:
     """Write ``train``, ``valid`` and ``test`` of all parts together, and ``part_<name>`` of each.
 
@@ -258,10 +257,10 @@ def mixture_stage(out: Path, _: Site, *, text: CorpusText, docstrings: Artifact 
 
 
 def _read_files(text: CorpusText, name: str) -> dict[str, str]:
-    """Return the files of one source with their digests."""
+    """Return the files of one source, by the names that they have in any folder, with digests."""
     source = text.files.sources[name]
     if isinstance(source, HubDataset):
         names = [f"{source.name} {source.split}"]
     else:
-        names = [str(file) for file in source.files()]
+        names = [PurePosixPath(str(file)).name for file in source.files()]
     return {file: text.files.digests[f"{name}:{number}"] for number, file in enumerate(names)}

@@ -1,35 +1,32 @@
 """Stage ``generate``: trajectories that a language model samples for questions, shard by shard.
 
 A shard is a range of questions and one file. It is written whole or not at all, with seeds of its
-own, so a run that dies goes on with the next shard and ends with the bytes of an undisturbed one,
-on the CPU with as many threads: a Ray worker has one, this process as many as torch takes.
+own and on one thread, so a run that dies goes on with the next shard and ends with the bytes of an
+undisturbed one, however many workers share the shards.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Final
 
-from tasks.cluster.lease import ClusterLease
-from tasks.cluster.ray_cluster import Cluster
-from tasks.cluster.worker_errors import as_data, cluster_error, from_data
+import torch
+
+from tasks.cluster.worker_tasks import run_on_workers
 from tasks.run.checks import check_device
 from tasks.run.site import Site
 from tasks.run.stage import Digest, Metrics, stage
-from tasks.stages.named import NamedBackbone, ReadFiles
-from umim_core.backbone.backbone import load_backbone
+from tasks.stages.named import NamedBackbone, ReadFiles, without_places
+from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.config.corpus import GeneratedCorpus
-from umim_core.config.recipe import ClusterConfig
-from umim_core.errors import UmimError
+from umim_core.config.recipe import Device
 from umim_core.progress import followed, leave_note
-from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
+from umim_core.store.artifacts import sha256_bytes, sha256_file
 from umim_core.store.publication import STATE
 from umim_core.synthetic_corpora.questions import (
     Prompter,
@@ -45,7 +42,7 @@ from umim_core.synthetic_corpora.questions import (
 )
 from umim_core.synthetic_corpora.trajectories import sample_trajectories
 
-logger = logging.getLogger("umim.generate")
+_THREADS: Final = 1  # with more, last bits differ, and with them what is sampled
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class Generation:
         ends = Path(resolve_backbone(self.corpus.model)) / "generation_config.json"
         chat = str(tokenizer.chat_template) if self.corpus.chat == "template" else ""
         return {
-            "config": self.corpus,
+            "config": without_places(self.corpus),
             "questions": self.questions,
             "model": backbone,
             "ends": Digest(sha256_file(ends) if ends.is_file() else "none"),
@@ -75,7 +72,7 @@ class Generation:
 
 
 @stage(
-    version=2,
+    version=3,
     resumable=True,
     of_run=("device",),
     free=dict.fromkeys(
@@ -97,129 +94,73 @@ def generate_stage(out: Path, site: Site, *, generation: Generation) -> Metrics:
     selection, state = read_selection(out), out / STATE
     shards = range(-(-len(selection.texts) // corpus.shard_questions))
     missing = [number for number in shards if not shard_path(out, number).is_file()]
-    job = GenerateJob(corpus, str(out), site.device)
+    workers = max(1, site.lease.config.workers)
+    jobs = {
+        first: partial(make_shards, corpus, out, site.device, share, len(shards), notes=not first)
+        for first in range(workers)
+        if (share := missing[first::workers])
+    }
     with followed(state):
-        done = len(shards) - len(missing)
-        for number in _run(job, missing, site.lease):
-            done += 1
-            leave_note(state, done, len(shards), "sampling")
-            logger.info("generate: shard %d, %d of %d", number, done, len(shards))
+        run_on_workers(site.lease, jobs, lambda *_: None, writes=True)
     return _metrics(out, selection)
 
 
-@dataclass(frozen=True)
-class GenerateJob:
-    """One generation run as plain data for every worker."""
+def make_shards(
+    corpus: GeneratedCorpus,
+    out: Path,
+    device: Device,
+    numbers: Sequence[int],
+    of: int,
+    *,
+    notes: bool,
+) -> None:
+    """Sample and write shards, on one thread, with a model that is loaded once.
 
-    corpus: GeneratedCorpus
-    folder: str
-    device: Literal["cpu", "cuda"]
-
-
-class Sampler:
-    """Make shards with one loaded model."""
-
-    def __init__(self, job: GenerateJob) -> None:
-        corpus = job.corpus
-        check_device(job.device)
-        self._backbone = load_backbone(
-            corpus.model, revision=corpus.revision, dtype=corpus.dtype, device=job.device
-        )
-        self._prompter = Prompter(self._backbone.require_tokenizer(), corpus)
-        self._questions = read_selection(Path(job.folder)).texts
-        self._folder, self._corpus = Path(job.folder), corpus
-
-    def make(self, number: int) -> None:
-        """Sample and write one shard."""
-        corpus = self._corpus
-        first = number * corpus.shard_questions
-        texts = self._questions[first : first + corpus.shard_questions]
-        prompts = [self._prompter.prompt(text) for text in texts]
-        sampled = sample_trajectories(self._backbone, prompts, corpus, corpus.seed, first=first)
-        rows = [
-            TrajectoryRow(
-                question=first + index,
-                trajectory=trajectory,
-                ended=answer.ended,
-                tokens=len(prompts[index]) + len(answer.ids),
-                text=self._backbone.decode([*prompts[index], *answer.ids]),
-            )
-            for index, answers in enumerate(sampled)
-            for trajectory, answer in enumerate(answers)
-        ]
-        write_shard(self._folder, number, rows)
-
-
-class RemoteSampler:
-    """Make shards in a Ray actor; the model is loaded with the first one.
-
-    A typed error is handed back as data, for Ray would wrap it and add advice of its own.
+    A call whose worker was lost is made again, and finds what it had written. One of several calls
+    notes how many of all shards there are.
     """
-
-    def __init__(self, job: GenerateJob) -> None:
-        self._job = job
-        self._sampler: Sampler | None = None
-
-    def __call__(self, row: dict[str, int]) -> dict[str, object]:
-        """Make the shard that a row names."""
-        number = int(row["shard"])
-        try:
-            self._sampler = self._sampler or Sampler(self._job)
-            self._sampler.make(number)
-        except UmimError as error:
-            return {"shard": number, "failed": canonical_json(as_data(error))}
-        return {"shard": number, "failed": ""}
-
-
-def _run(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) -> Iterator[int]:
-    """Make shards and yield their numbers as they are finished."""
-    if not shards:
-        return
-    if lease.config.workers:
-        with lease.room(lease.config.workers) as cluster:
-            yield from _run_on_ray(job, shards, lease.config, cluster)
-        return
-    sampler = Sampler(job)
-    for number in shards:
-        sampler.make(number)
-        yield number
-
-
-def _run_on_ray(
-    job: GenerateJob, shards: Sequence[int], config: ClusterConfig, cluster: Cluster
-) -> Iterator[int]:
-    import pyarrow as pa
-    import ray
-    from ray.exceptions import RayError
-
-    from tasks.data.counting_tables import TASK_RESTARTS, prepare_ray_data
-
-    prepare_ray_data()
-    # Ray Data warns of actors that ask for cores and a GPU at once.
-    needs: dict[str, Any] = {"num_gpus": 1} if config.use_gpu else {"num_cpus": 1}
-    if place := cluster.beside_driver():
-        needs["resources"] = place
-    plan = ray.data.from_blocks([pa.table({"shard": [number]}) for number in shards]).map(
-        RemoteSampler,
-        fn_constructor_args=(job,),
-        compute=ray.data.ActorPoolStrategy(
-            size=min(config.workers, len(shards)), max_tasks_in_flight_per_actor=1
-        ),
-        max_restarts=TASK_RESTARTS,
-        max_task_retries=TASK_RESTARTS,
-        **needs,
-    )
+    check_device(device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(_THREADS)
     try:
-        for row in plan.iter_rows():
-            if row["failed"]:
-                raise from_data(json.loads(row["failed"]))
-            yield row["shard"]
-    except RayError as error:
-        rule, again = (
-            "the workers that generate must stay alive",
-            "Run the same command again; finished shards are kept.",
+        backbone = load_backbone(
+            corpus.model, revision=corpus.revision, dtype=corpus.dtype, device=device
         )
-        raise cluster_error(rule, error, again) from error
+        prompter = Prompter(backbone.require_tokenizer(), corpus)
+        questions = read_selection(out).texts
+        for number in numbers:
+            first = number * corpus.shard_questions
+            texts = questions[first : first + corpus.shard_questions]
+            if not shard_path(out, number).is_file():
+                write_shard(out, number, _rows(backbone, prompter, corpus, texts, first))
+            if notes:
+                done = sum(shard_path(out, other).is_file() for other in range(of))
+                leave_note(out / STATE, done, of, "sampling")
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _rows(
+    backbone: Backbone,
+    prompter: Prompter,
+    corpus: GeneratedCorpus,
+    texts: Sequence[str],
+    first: int,
+) -> list[TrajectoryRow]:
+    """Return the trajectories of questions, of which the first has a number in the corpus."""
+    prompts = [prompter.prompt(text) for text in texts]
+    sampled = sample_trajectories(backbone, prompts, corpus, corpus.seed, first=first)
+    return [
+        TrajectoryRow(
+            question=first + index,
+            trajectory=trajectory,
+            ended=answer.ended,
+            tokens=len(prompts[index]) + len(answer.ids),
+            text=backbone.decode([*prompts[index], *answer.ids]),
+        )
+        for index, answers in enumerate(sampled)
+        for trajectory, answer in enumerate(answers)
+    ]
 
 
 def _metrics(out: Path, selection: Selection) -> Metrics:

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tasks.cluster.worker_tasks import call_on_worker
-from tasks.data.counting import ClusterCounter, default_block_tokens
+from tasks.data.counting import ClusterCounter, Counted, default_block_tokens
 from tasks.data.counting_tables import Corpus, cluster_cpus
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, Metrics, Part, stage
@@ -41,8 +39,8 @@ from umim_core.rules.grams import NgramCounts
 from umim_core.rules.inspection import collision_rate
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.arrays import open_array, save_array
-from umim_core.store.artifacts import read_json, read_manifest, write_json, write_manifest
-from umim_core.store.publication import STATE, publish_directory
+from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+from umim_core.store.publication import STATE, build_once
 from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import UniformOffsets, ids_digest
 from umim_core.text.tokens import check_known
@@ -97,25 +95,21 @@ def count_stage(
     at_a_time = options.block_tokens
     if at_a_time is None and options.max_memory_gib is not None:
         at_a_time = default_block_tokens(int(offsets[-1]), cluster_cpus())
-    began = time.monotonic()
     with followed(state):
         counter = ClusterCounter(
             Corpus(tokens.path, offsets, excluded),
             options.block_tokens,
-            known=partial(_load_order, state),
-            finished=partial(_save_order, state),
+            kept=partial(_kept_order, state),
             progress=partial(leave_note, state),
             longest=options.longest,
         )
         counts = count(options, counter, shards, offsets, excluded, at_a_time=at_a_time)
-    seconds = time.monotonic() - began
     save_orders(out, keys=counts.keys, support=counts.support)
     if documents and counts.documents is not None:
         save_orders(out, documents=counts.documents)
     write_corpus_digest(out, ids_digest(shards, offsets))
     return {
         "tokens": float(offsets[-1]),
-        "bytes_per_second": 4.0 * offsets[-1] / max(seconds, 1e-9),
         **{f"ngrams_{order}": float(len(counts.keys[order])) for order in counts.orders},
     }
 
@@ -149,21 +143,14 @@ def _origin(options: RuleOptions, tokenizer: NamedTokenizer, counted: Artifact) 
     )
 
 
-def _load_order(state: Path, order: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+def _kept_order(state: Path, order: int, count: Callable[[], Counted]) -> Counted:
     folder = state / f"order-{order}"
-    if not has_part(folder, "order", {"order": order}, logger):
-        return None
-    return np.array(open_array(folder / "keys.npy")), np.array(open_array(folder / "support.npy"))
+    keep_part(folder, {"order": order}, lambda out: _save_order(out, order, *count()), logger)
+    return load_orders(folder, "keys")[order], load_orders(folder, "support")[order]
 
 
-def _save_order(
-    state: Path, order: int, keys: NDArray[np.int64], support: NDArray[np.int64]
-) -> None:
-    def write(folder: Path) -> None:
-        save_array(folder / "keys.npy", keys)
-        save_array(folder / "support.npy", support)
-
-    save_part(state / f"order-{order}", "order", {"order": order}, write)
+def _save_order(out: Path, order: int, keys: np.ndarray, support: np.ndarray) -> None:
+    save_orders(out, keys={order: keys}, support={order: support})
 
 
 def _read_counts(folder: Path, tau: int) -> NgramCounts:
@@ -223,8 +210,8 @@ def count_spans(
     pieces = _pieces(offsets)
     parts: list[SpanCounts] = []
     for number, (first, last) in enumerate(pieces):
-        piece, body = state / f"piece-{number}", {"tokens": [first, last]}
-        if not has_part(piece, "piece", body, _confidence_logger):
+
+        def ask(out: Path, first: int = first, last: int = last) -> None:
             spans, support = confidence_counts(
                 model,
                 shards[first:last],
@@ -233,8 +220,10 @@ def count_spans(
                 batch_size=_BATCH,
                 excluded=excluded,
             )
-            save = partial(save_orders, spans=spans, support=support)
-            save_part(piece, "piece", body, save)
+            save_orders(out, spans=spans, support=support)
+
+        piece = state / f"piece-{number}"
+        keep_part(piece, {"tokens": [first, last]}, ask, _confidence_logger)
         parts.append(_read_spans(piece))
         leave_note(state, number + 1, len(pieces), "asking the backbone")
     counted = add_span_counts(parts)
@@ -270,7 +259,6 @@ def _read_spans(folder: Path) -> SpanCounts:
 
 # Files of a count: finished parts, arrays per order, the digest of the corpus, rules
 
-_SCHEMA: Final = 1
 _CORPUS: Final = "corpus.json"
 ByOrder = Mapping[int, np.ndarray]
 
@@ -284,34 +272,15 @@ def clear_leftovers(out: Path) -> None:
             path.unlink()
 
 
-def save_part(
-    folder: Path, kind: str, body: dict[str, object], write: Callable[[Path], None]
+def keep_part(
+    folder: Path, of: Mapping[str, object], make: Callable[[Path], None], logger: logging.Logger
 ) -> None:
-    """Publish a finished part of a stage."""
-
-    def fill(partial: Path) -> None:
-        write(partial)
-        write_manifest(partial, kind=kind, schema=_SCHEMA, body=body)
-
-    publish_directory(folder, fill)
-
-
-def has_part(folder: Path, kind: str, body: dict[str, object], logger: logging.Logger) -> bool:
-    """Return whether a part is finished; one that is torn, or another part, is removed."""
-    if not folder.is_dir():
-        return False
-    stage, part = logger.name.rpartition(".")[2], folder.name.replace("-", " ")
-    try:
-        manifest = read_manifest(folder, kind=kind, schema=_SCHEMA)
-        recorded = {name: manifest.get(name) for name in body}
-        if recorded != body:
-            raise ArtifactError(f"{part} must hold {body}", recorded, "It is counted again.")
-    except ArtifactError as error:
-        logger.warning("%s: %s is counted again: %s", stage, part, error)
-        shutil.rmtree(folder)
-        return False
-    logger.info("%s: %s was finished by an earlier run", stage, part)
-    return True
+    """Make a part of a stage unless an earlier run has left it, whole and of the same."""
+    key = sha256_bytes(canonical_json(of).encode())
+    built = build_once(folder, key, make, kind="part", schema=1, rebuild="damaged")
+    if not built.executed:
+        stage, part = logger.name.rpartition(".")[2], folder.name.replace("-", " ")
+        logger.info("%s: %s was finished by an earlier run", stage, part)
 
 
 def save_orders(folder: Path, **arrays: ByOrder) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase
 
 from tasks.run.stage import Artifact, Digest
@@ -146,6 +147,18 @@ class ReadFiles:
                 when,
                 "Run the same command again.",
             )
+
+
+_PLACES = ("paths", "model", "revision")
+
+
+def without_places(config: object) -> object:
+    """Return a corpus as plain data without names of files and models, whose content counts."""
+    if isinstance(config, BaseModel):
+        config = config.model_dump(mode="json")
+    if isinstance(config, dict):
+        return {k: without_places(v) for k, v in config.items() if k not in _PLACES}
+    return [*map(without_places, config)] if isinstance(config, list) else config
 
 
 @dataclass(frozen=True)

@@ -63,22 +63,9 @@ def report_stage(
     links: dict[str, str],
 ) -> Metrics:
     """Write ``report.html``, ``report.md`` and ``report.json``."""
-    data = report_data(recipe, cells, shipped, links, site.lease)
-    write_report(out, data)
-    return {"rows": float(len(data.rows))}
-
-
-def report_data(
-    recipe: Recipe,
-    cells: list[CellResult],
-    shipped: list[ShippedResult],
-    links: dict[str, str],
-    lease: ClusterLease | None = None,
-) -> ReportData:
-    """Gather everything the report shows; see `report_stage`."""
     rows = comparison_rows(cells, shipped, recipe.seed)
     speeds = [_measured_speeds(result) for result in (*cells, *shipped)]
-    return ReportData(
+    data = ReportData(
         recipe=recipe.name,
         config=recipe.model_dump(mode="json"),
         host=host(),
@@ -90,8 +77,10 @@ def report_data(
         rule_counts=tuple(_rule_counts(result) for result in cells),
         chance=_chance(rows),
         links=links,
-        **_examples(rows, cells, shipped, recipe.placement, lease),
+        **_examples(rows, cells, shipped, recipe.placement, site.lease),
     )
+    write_report(out, data)
+    return {"rows": float(len(rows))}
 
 
 def _chance(rows: list[ComparisonRow]) -> float | dict[str, float] | None:
@@ -117,7 +106,7 @@ def _examples(
     cells: list[CellResult],
     shipped: list[ShippedResult],
     placement: tuple[Device, BackboneDtype],
-    lease: ClusterLease | None,
+    lease: ClusterLease,
 ) -> dict[str, Any]:
     """Return spans, attention and similarities on held-out text, as fields of the report.
 
@@ -142,8 +131,7 @@ def _examples(
         label += f" (highest Top-1 of {len(merged)} checkpoints)"
     ids = np.array(tokens(tokenized, "test")[:_SIMILARITY_TOKENS], np.int64)
     drawn = partial(draw_examples, source, label, ids, *placement)
-    here = lease is None or has_device(placement[0])
-    return drawn() if here else call_on_worker(lease, drawn)
+    return drawn() if has_device(placement[0]) else call_on_worker(lease, drawn)
 
 
 def draw_examples(
@@ -239,19 +227,9 @@ def _rule_counts(result: CellResult) -> Report:
 @stage(version=4)
 def ablation_stage(out: Path, _: Site, *, recipe: Recipe, results: list[CellResult]) -> Metrics:
     """Write ``<recipe>.json``, its page ``<recipe>.md`` and the figures."""
-    data = ablation_data(recipe, results)
-    write_json(out / f"{data.name}.json", json.loads(data.model_dump_json()))
-    write_bytes(out / f"{data.name}.md", ablation_page(data).encode())
-    for name in FIGURES:
-        write_bytes(out / f"{data.name}-{name}.svg", figure_svg(data, name).encode())
-    return {"cells": float(len(data.cells))}
-
-
-def ablation_data(recipe: Recipe, results: list[CellResult]) -> AblationData:
-    """Gather everything an ablation found."""
     rows = [row for row in comparison_rows(results, [], recipe.seed) if row.setting == WT]
     trained = [result.settings[WT] for result in results]
-    return AblationData(
+    data = AblationData(
         name=recipe.name,
         description=recipe.description,
         seed=recipe.seed,
@@ -269,6 +247,11 @@ def ablation_data(recipe: Recipe, results: list[CellResult]) -> AblationData:
             for result, row, artifact in zip(results, rows, trained, strict=True)
         ),
     )
+    write_json(out / f"{data.name}.json", json.loads(data.model_dump_json()))
+    write_bytes(out / f"{data.name}.md", ablation_page(data).encode())
+    for name in FIGURES:
+        write_bytes(out / f"{data.name}-{name}.svg", figure_svg(data, name).encode())
+    return {"cells": float(len(data.cells))}
 
 
 def _versions(trained: list[Artifact]) -> dict[str, str]:

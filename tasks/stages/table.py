@@ -41,7 +41,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.rule_options import RuleOptions
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
-from umim_core.errors import ConfigError, CorpusError, MissingExtraError
+from umim_core.errors import ConfigError, CorpusError, MissingExtraError, require
 from umim_core.evaluation.questions import QuestionSet, QuestionSource, ShardScores
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
@@ -144,33 +144,27 @@ def named_backbone(recipe: TableRecipe) -> str | None:
 
 
 def _content(name: str, folder: Path) -> str:
-    if not folder.is_dir():
-        raise CorpusError(
-            f"{name} of a table must be a folder", str(folder), "Correct it, or leave it out."
-        )
+    rule, remedy = f"{name} of a table must be a folder", "Correct it, or leave it out."
+    require(folder.is_dir(), CorpusError, rule, str(folder), remedy)
     return directory_digest(folder)
 
 
 def mined_task(task: str) -> GenerationSet:
     """Return a task whose prompts rules are mined from."""
-    if task not in GENERATION_TASKS.names():
-        raise ConfigError(
-            f"mine_tau is for generated tasks: {', '.join(GENERATION_TASKS.names())}",
-            task,
-            "Leave it out, or mine a text: umim mine, and umim train --start CHECKPOINT.",
-        )
+    names = GENERATION_TASKS.names()
+    rule = f"mine_tau is for generated tasks: {', '.join(names)}"
+    remedy = "Leave it out, or mine a text: umim mine, and umim train --start CHECKPOINT."
+    require(task in names, ConfigError, rule, task, remedy)
     return GENERATION_TASKS.find(task)
 
 
 def check_data(recipe: TableRecipe) -> None:
     """Refuse data that no task of a table reads, and rules of prompts that are not generated."""
     for task in recipe.tasks:
-        if recipe.task_data is not None and task not in TASKS.names():
-            raise ConfigError(
-                f"task_data is the data of one of {', '.join(TASKS.names())}",
-                f"{recipe.task_data} with {task}",
-                "Name a folder that stands for the hub (hub), or leave it out.",
-            )
+        fits = recipe.task_data is None or task in TASKS.names()
+        rule = f"task_data is the data of one of {', '.join(TASKS.names())}"
+        remedy = "Name a folder that stands for the hub (hub), or leave it out."
+        require(fits, ConfigError, rule, f"{recipe.task_data} with {task}", remedy)
         if any(setting.mine_tau is not None for setting in recipe.settings):
             mined_task(task)
 
@@ -186,13 +180,11 @@ def check_limits(recipe: TableRecipe) -> None:
         "answers": (unknown, answers),
         "confirm_run_unsafe_code": (programs, "a task that runs programs of a model"),
     }
-    for name, (there, wanted) in needed.items():
-        if not there and getattr(recipe, name) not in (None, False):
-            raise ConfigError(
-                f"{name} is for tables with {wanted}",
-                f"{getattr(recipe, name)!r} with {', '.join(recipe.tasks) or 'texts alone'}",
-                "Leave it out, or name such a task.",
-            )
+    for name, (there, kind) in needed.items():
+        value, rule = getattr(recipe, name), f"{name} is for tables with {kind}"
+        found = f"{value!r} with {', '.join(recipe.tasks) or 'texts alone'}"
+        remedy = "Leave it out, or name such a task."
+        require(there or value in (None, False), ConfigError, rule, found, remedy)
 
 
 def _options(recipe: TableRecipe, own: GenerationSet) -> dict[str, int]:
@@ -250,10 +242,8 @@ def mined_stage(
         tokenizer_fingerprint=base.config.tokenizer_fingerprint,
     )
     rules = RuleSet.from_counts(counts, origin)
-    if not len(rules):
-        raise ConfigError(
-            f"mine_tau must be a count that spans of {data.task} reach", tau, "Lower it."
-        )
+    rule = f"mine_tau must be a count that spans of {data.task} reach"
+    require(len(rules) > 0, ConfigError, rule, tau, "Lower it.")
     (out / "checkpoint").mkdir()
     base.with_contents(base.module, rules).write(out / "checkpoint")
     return {"rules": float(len(rules))}
@@ -335,12 +325,26 @@ def _in_place(text: TableText) -> TableText:
     return text.model_copy(update={"source": source})
 
 
-@stage(version=4)
+def table_header(recipe: TableRecipe) -> Report:
+    """Return what a table says of its recipe: neither where files lie nor how fast it is run."""
+    named = {"name": recipe.name, "table": recipe.table, "checkpoint": recipe.checkpoint}
+    taus = {s.name: s.mine_tau for s in recipe.settings if s.mine_tau is not None}
+    return named | {
+        "dtype": recipe.dtype,
+        "seed": recipe.seed,
+        "limits": {name: getattr(recipe, name) for name in _LIMITS},
+        "settings": [setting.name for setting in recipe.settings],
+        **({"mine_tau": taus} if taus else {}),
+    }
+
+
+@stage(version=5)
 def table_stage(
     out: Path,
     _: Site,
     *,
-    recipe: TableRecipe,
+    header: Report,
+    checkpoint: NamedCheckpoint,
     questions: Mapping[str, Artifact],
     scores: Mapping[tuple[str, str], Artifact],
     texts: Mapping[str, Artifact],
@@ -348,31 +352,17 @@ def table_stage(
     """Put all that was measured into ``table.json``, with differences to the first setting."""
     asked = {task: read_questions(artifact.path) for task, artifact in questions.items()}
     values = {place: read_shards(artifact.path) for place, artifact in scores.items()}
-    settings = [setting.name for setting in recipe.settings]
     rows: list[Report] = [
         {**asked[task].limits, "task": task, "setting": setting, "not_run": asked[task].not_run}
         if asked[task].not_run is not None
         else asked[task].limits
-        | table_row(task, setting, values[task, setting], values[task, settings[0]])
+        | table_row(task, setting, values[task, setting], values[task, header["settings"][0]])
         for task, setting in scores
     ]
     measured = [{"text": name, **artifact.metrics} for name, artifact in texts.items()]
-    taus = {s.name: s.mine_tau for s in recipe.settings if s.mine_tau is not None}
-    body = {
-        "kind": "paper_table",
-        "name": recipe.name,
-        "table": recipe.table,
-        "checkpoint": str(recipe.checkpoint),
-        "backbone": read_config(resolve_checkpoint(recipe.checkpoint)).backbone,
-        "dtype": recipe.dtype,
-        "seed": recipe.seed,
-        "limits": {name: getattr(recipe, name) for name in _LIMITS},
-        "settings": settings,
-        "scores": rows,
-        "texts": measured,
-        **({"mine_tau": taus} if taus else {}),
-    }
-    write_json(out / TABLE, body)
+    backbone = read_config(checkpoint.directory).backbone
+    body = {"kind": "paper_table", "backbone": backbone, "scores": rows, "texts": measured}
+    write_json(out / TABLE, header | body)
     return {"rows": float(len(rows) + len(measured))}
 
 

@@ -6,7 +6,6 @@ With ``UMIM_ROOT=s3://bucket/prefix`` (or ``gs://``, ``az://``) stages are built
     stages/<stage>/<key>/manifest.json   of a finished stage; written last, created once
     stages/<stage>/<key>/<digest>/...    its files; <digest> is that of the manifest
     checkpoints/<name>.json              names of checkpoints
-    parts/<random>/...                   files on their way from a node to its driver
     marks/<random>                       left while the nodes of a cluster are asked who sees it
 
 A stage without a manifest is not there. Two machines may build one at the same time: the manifest
@@ -123,7 +122,8 @@ class RemoteRoot:
     def fetch(self, name: str, final: Path) -> bool:
         """Bring a finished stage ``<stage>/<key>`` to its local directory.
 
-        A local copy with the manifest of the storage stays; another one gives way.
+        A local copy stays if it has the manifest of the storage and its files are as that says;
+        another one gives way.
 
         Returns:
             Whether the storage holds the stage.
@@ -131,10 +131,14 @@ class RemoteRoot:
         data = self.read(f"stages/{name}/{MANIFEST}")
         if data is None:
             return False
+        began, manifest = time.monotonic(), self.manifest(name, data)
         local = final / MANIFEST
         if local.is_file() and local.read_bytes() == data:
-            return True
-        began, manifest = time.monotonic(), self.manifest(name, data)
+            try:
+                read_manifest(final, kind="stage", schema=manifest.layout)
+                return True
+            except ArtifactError as error:
+                logger.warning("%s is fetched again: %s", name.split("/")[0], error)
         final.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(final.parent, final.name) as incoming:
             self._get(f"stages/{name}/{manifest.digest}", manifest.files, incoming)
@@ -176,17 +180,6 @@ class RemoteRoot:
         """Return the manifest of a finished stage, from its bytes if they are here."""
         place = f"stages/{name}/{MANIFEST}"
         return self._parsed(StoredManifest, place, data or self.read(place) or b"")
-
-    def store_parts(self, files: Mapping[str, Path]) -> str:
-        """Store files by name for the driver of a cluster, and return where they lie."""
-        folder = f"parts/{secrets.token_hex(16)}"
-        self._put(files, folder)
-        return folder
-
-    def take_parts(self, folder: str, names: Collection[str], directory: Path) -> None:
-        """Bring what ``store_parts`` stored to a directory, and remove it from storage."""
-        self._get(folder, names, directory)
-        self.remove_folder(folder)
 
     @contextlib.contextmanager
     def mark(self) -> Iterator[str]:

@@ -139,14 +139,11 @@ def gc(
             remote.remove_folder(f"stages/{name}")
             removed.append(name)
             size += sum(entry["size"] for entry in objects.values())
-    left = 0
-    for folder in ("parts", "marks"):
-        for name, entry in remote.objects(folder).items():
-            if now - modified(entry) >= _DAY:
-                remote.remove(f"{folder}/{name}")
-                left, size = left + 1, size + entry["size"]
-    line = f"removed {len(removed)} stages, {left} other files, {size / _GIB:.3f} GiB"
-    emit({"stages": removed, "objects": left, "size": size}, [line], as_json)
+    marks = [name for name, of in remote.objects("marks").items() if now - modified(of) >= _DAY]
+    for name in marks:
+        remote.remove(f"marks/{name}")
+    line = f"removed {len(removed)} stages, {len(marks)} marks, {size / _GIB:.3f} GiB"
+    emit({"stages": removed, "objects": len(marks), "size": size}, [line], as_json)
 
 
 @app.command()

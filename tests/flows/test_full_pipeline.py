@@ -25,6 +25,7 @@ from support.tracked_runs import runs_of
 from tasks.cluster.ray_cluster import require_loopback
 from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
 from tasks.run.recipes import find_recipe
+from tasks.run.stage import Artifact
 from umim_core.checkpoint.checkpoint_index import own_checkpoints
 from umim_core.store.artifacts import read_manifest
 
@@ -100,7 +101,9 @@ class Finished:
     def artifacts(self) -> dict[str, str]:
         """Return every finished artifact's digest by "stage/key"."""
         return {
-            f"{path.parent.parent.name}/{path.parent.name}": json.loads(path.read_text())["digest"]
+            f"{path.parent.parent.name}/{path.parent.name}": Artifact.of(
+                path.parent, json.loads(path.read_text())
+            ).digest
             for path in self.root.glob("*/*/manifest.json")
             if path.parent.parent.name != "mlruns"
         }

@@ -61,7 +61,8 @@ def test_nodes_without_a_shared_disk_leave_what_one_process_does(
             files.pipe_file(f"umim/texts/{split}-{number}.txt", text.encode())
         endpoint = settings["AWS_ENDPOINT_URL"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tokenizing, "_on_ray", lambda _: tokenizing._run_here)
+            here = lambda jobs, _: [*map(tokenizing.tokenize_file, jobs)]  # noqa: E731
+            patch.setattr(tokenizing, "_run_on_cluster", here)
             alone = walk(tmp_path / "alone", recipe_of(backbone, endpoint, workers=0))
         with cluster_of(three, tmp_path, CHECKOUT) as address:
             recipe = recipe_of(backbone, endpoint, address=address, workers=1)

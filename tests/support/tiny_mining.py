@@ -163,11 +163,9 @@ class InProcess(ClusterCounter):
         opened, how = self.corpus.open(), {"longest": self.longest, "threads": 1}
         counts = count_ngrams(opened, self.corpus.offsets, tau, self.corpus.excluded, **how)
         for order in counts.orders:
-            found = self.known(order)
-            if found is None:
-                self.finished(order, counts.keys[order], counts.support[order])
-            else:
-                counts.keys[order], counts.support[order] = found
+            found = counts.keys[order], counts.support[order]
+            found = self.kept(order, lambda found=found: found)
+            counts.keys[order], counts.support[order] = found
         return counts
 
     def recount(

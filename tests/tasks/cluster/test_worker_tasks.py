@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from functools import partial
 from threading import Barrier, BrokenBarrierError
 from typing import Any
@@ -65,3 +66,25 @@ def test_a_call_has_its_share_of_this_machine_however_many_workers_there_are(
 ) -> None:
     cluster = Cluster(address, cpus=16, gpus=4)
     assert cores_of_a_call(ClusterConfig(workers=workers, **config), cluster) == cores
+
+
+@pytest.mark.parametrize(("workers", "at_once"), [(1, 2), (2, 1)])
+def test_workers_of_stages_side_by_side_have_no_more_cores_than_there_are(
+    two_cores: None, workers: int, at_once: int
+) -> None:
+    all_there = Barrier(at_once, timeout=60)
+    inside: list[int] = []
+    most = 0
+
+    def stage() -> None:
+        nonlocal most
+        with lease.room(lease.config.workers):
+            inside.append(1)
+            most = max(most, len(inside))
+            all_there.wait()
+            time.sleep(0.2)  # time for one that must not be there
+            inside.pop()
+
+    with ClusterLease(ClusterConfig(cpus=2, workers=workers)) as lease:
+        side_by_side([stage] * 4, 4)
+    assert most == at_once

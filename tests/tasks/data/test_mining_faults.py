@@ -117,13 +117,13 @@ Point = tuple[str, int, str]
 # when the driver is killed; and the orders that are counted again.
 POINTS: dict[str, tuple[Point | tuple[str | tuple[str, ...], int], list[int]]] = {
     "map of order 2": ((MAP, 0), [2, 3, 4]),
-    "order 2 kept": (("tasks.stages.mine._save_order", 1, "after"), [3, 4]),
+    "order 2 kept": (("tasks.stages.mine._kept_order", 1, "after"), [3, 4]),
     "map of order 3": ((MAP, 1), [3, 4]),
     "shuffle of order 3": ((SHUFFLE, 1), [3, 4]),
     "groups of order 3": ((GROUPS, 1), [3, 4]),
     "order 3 not renamed": (("umim_core.store.publication.flush_tree", 3, "after"), [3, 4]),
-    "all orders kept": (("tasks.stages.mine.save_orders", 1, "before"), []),
-    "no manifest": (("umim_core.store.publication.write_manifest", 1, "before"), []),
+    "all orders kept": (("tasks.stages.mine.save_orders", 4, "before"), []),
+    "no manifest": (("umim_core.store.publication.write_manifest", 4, "before"), []),
     "not renamed": (("umim_core.store.publication.flush_tree", 5, "after"), []),
     "renamed": (("umim_core.store.publication.flush", 5, "before"), []),
 }
@@ -192,9 +192,9 @@ def test_a_killed_driver_counts_no_finished_order_again(
     saved: list[int] = []
     save = tasks.stages.mine._save_order
 
-    def note(state: Path, order: int, keys: np.ndarray, support: np.ndarray) -> None:
+    def note(out: Path, order: int, keys: np.ndarray, support: np.ndarray) -> None:
         saved.append(order)
-        save(state, order, keys, support)
+        save(out, order, keys, support)
 
     monkeypatch.setattr(tasks.stages.mine, "_save_order", note)
     counted = corpus.count(root, lease, **MANY_TASKS)

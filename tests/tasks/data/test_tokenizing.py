@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -259,6 +260,14 @@ def test_a_folder_keeps_its_digest_when_another_split_changes(
     assert first.part("train").identity() == directory_digest(first.path / "train")
     with pytest.raises(ArtifactError, match="must hold 'other'; got none"):
         first.part("other").identity()
+
+
+def test_the_same_files_in_another_folder_are_the_same_corpus(
+    folder: Path, lease: ClusterLease, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    moved = shutil.copytree(folder, tmp_path_factory.mktemp("moved") / "texts")
+    assert stage(folder / "root", lease, corpus_of(folder)).executed
+    assert not stage(folder / "root", lease, corpus_of(moved)).executed
 
 
 def test_ready_ids_of_another_tokenizer_are_refused(folder: Path, lease: ClusterLease) -> None:

@@ -10,11 +10,11 @@ from tasks.cluster.lease import ClusterLease
 from tasks.data.tokenizing import (
     TokenizerRef,
     TokenJob,
-    _outcome,
-    _result,
+    checked,
     split_jobs,
     tokenize_file,
     tokenize_splits,
+    written,
 )
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -42,7 +42,7 @@ def test_a_killed_worker_leaves_the_bytes_alone(tmp_path: Path) -> None:
 
     with ClusterLease(ClusterConfig(cpus=2, workers=0)) as lease:
         lease.ensure()
-        with WorkerKiller("ray::Map", ready=shards_of_other_jobs) as killer:
+        with WorkerKiller("ray::_call", ready=shards_of_other_jobs) as killer:
             tokenize_splits({"x": split_jobs("x", source, directory, reference)}, lease)
     assert killer.killed, "a worker was killed"
     found = {name: sha256_file(path) for name, path in payload_files(directory).items()}
@@ -64,7 +64,7 @@ def test_a_worker_that_does_not_share_the_folder_writes_nothing(
     job: TokenJob, tmp_path: Path
 ) -> None:
     blind = replace(job, directory=tmp_path / "of its own")
-    error = _result(_outcome(blind), blind)
+    error = checked(written(blind), blind)
     assert isinstance(error, ClusterError) and "must share the artifact root" in str(error)
     assert not blind.directory.exists()
 
@@ -73,14 +73,14 @@ def test_a_worker_that_does_not_share_the_folder_writes_nothing(
 def test_a_shard_that_is_not_here_as_its_worker_wrote_it_is_refused(
     job: TokenJob, damage: str
 ) -> None:
-    outcome = _outcome(job)
-    whole = _result(outcome, job)
+    outcome = written(job)
+    whole = checked(outcome, job)
     assert not isinstance(whole, Exception) and whole.tokens > 0
     path = job.directory / whole.parts[0].files[0]
     content = path.read_bytes()
     path.unlink()
     if damage != "missing":
         path.write_bytes(content[:-4] if damage == "torn" else content[:-4] + b"\0\0\0\1")
-    error = _result(outcome, job)
+    error = checked(outcome, job)
     assert isinstance(error, ClusterError)
     assert "as its worker wrote it" in str(error) and str(path) in str(error)

@@ -26,23 +26,21 @@ class Stopped(BaseException):
     [(None, "FINISHED"), (CorpusError("no text"), "FAILED"), (Stopped(), "KILLED")],
 )
 def test_a_run_that_was_stopped_is_told_from_one_that_failed(
-    error: BaseException | None, status: str, monkeypatch: pytest.MonkeyPatch, store: str
+    error: BaseException | None,
+    status: str,
+    monkeypatch: pytest.MonkeyPatch,
+    store: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    caplog.set_level(logging.INFO, "umim.pipeline")
     with suppress(CorpusError, Stopped), open_pipeline("embedded", "umim"):
         if error is not None:
             raise error
     (run,) = runs_of(store)
     assert run.info.status == status
-
-
-def test_a_finished_run_says_where_the_comparison_is(
-    store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    with caplog.at_level(logging.INFO, "umim.pipeline"), open_pipeline("embedded", "umim"):
-        pass
-    assert f"MLflow: mlflow ui --backend-store-uri {store}, then http" in caplog.text
+    told = f"MLflow: mlflow ui --backend-store-uri {store}, then http" in caplog.text
+    assert told is (error is None), "a finished run says where the comparison is"
 
 
 def test_a_run_without_a_server_keeps_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,28 +17,20 @@ def test_parts_run_at_the_same_time_and_their_results_are_in_order() -> None:
     both = threading.Barrier(2, timeout=120)  # passed only if two parts are there at once
     assert side_by_side([lambda n=n: (both.wait(), n)[1] for n in range(4)], 2) == [0, 1, 2, 3]
 
-
-def test_one_at_a_time_stays_in_the_calling_thread() -> None:
     assert side_by_side([threading.get_ident] * 3, 1) == [threading.get_ident()] * 3
 
 
-def test_a_part_sees_the_context_of_the_flow() -> None:
-    token = _place.set("in the flow")
+def test_parts_see_the_context_of_the_flow_and_share_its_threads_which_it_gets_back() -> None:
+    before, token = torch.get_num_threads(), _place.set("in the flow")
     try:
         assert side_by_side([_place.get, _place.get], 2) == ["in the flow"] * 2
-    finally:
-        _place.reset(token)
-
-
-def test_parts_share_the_threads_of_torch_which_the_caller_gets_back() -> None:
-    before = torch.get_num_threads()
-    try:
         torch.set_num_threads(4)
         assert side_by_side([torch.get_num_threads] * 2, 2) == [2, 2]
         assert side_by_side([torch.get_num_threads] * 2, 4) == [2, 2]
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
+        _place.reset(token)
 
 
 def test_an_error_lets_those_under_way_end_and_keeps_the_others_from_beginning() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.run.stage import StageSpec, run_stage
+from tasks.run.stage import StageSpec, run_stage, verifying_once
 from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import read_json, write_json
 
@@ -90,10 +90,14 @@ def test_a_stage_is_built_once_and_then_found(tmp_path: Path) -> None:
     assert names(second.path) == {"data.txt", "manifest.json"}
 
 
-def test_times_and_metrics_are_outside_the_digest(tmp_path: Path) -> None:
+def test_files_and_numbers_count_in_what_depends_on_a_stage_and_times_do_not(
+    tmp_path: Path,
+) -> None:
     one, two = (run_stage(tmp_path / name, SPEC, Build()) for name in ("a", "b"))
-    assert one.digest == two.digest
+    assert one.digest == two.digest == one.identity()
     assert run_stage(tmp_path / "c", SPEC, Build("y")).digest != one.digest
+    counted = run_stage(tmp_path / "d", SPEC, lambda out: Build()(out) | {"loss": 0.5})
+    assert counted.digest != one.digest
 
 
 @pytest.mark.parametrize(
@@ -149,6 +153,22 @@ def test_an_altered_artifact_is_refused(tmp_path: Path, change: object) -> None:
     change(artifact.path)
     with pytest.raises(ArtifactError, match="must"):
         run_stage(tmp_path, SPEC, never)
+
+
+def test_within_a_run_files_are_read_once_and_looked_for_at_every_use(tmp_path: Path) -> None:
+    file = run_stage(tmp_path, SPEC, Build()).path / "data.txt"
+    with verifying_once():
+        first = run_stage(tmp_path, SPEC, never)
+        file.write_text("y")  # neither size nor manifest: only reading the file shows it
+        assert run_stage(tmp_path, SPEC, never) == first
+        file.unlink()
+        with pytest.raises(ArtifactError, match="must"):
+            run_stage(tmp_path, SPEC, never)
+    file.write_text("y")
+    with verifying_once():
+        for _ in range(2):
+            with pytest.raises(ArtifactError, match="must"):
+                run_stage(tmp_path, SPEC, never)
 
 
 def test_an_artifact_moved_to_another_key_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,11 @@ def test_every_question_has_its_trajectories(generated: Artifact) -> None:
 def test_the_seed_decides_the_bytes(
     corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path
 ) -> None:
+    moved = shutil.copytree(Path(corpus.model).parent, tmp_path / "moved")
+    where = corpus.questions[0].model_copy(update={"paths": (str(moved / "questions.jsonl"),)})
+    elsewhere = {"model": str(moved / "model"), "questions": (where,)}
     again = generate(tmp_path, corpus)
+    assert not generate(tmp_path, corpus.model_copy(update=elsewhere)).executed
     other = generate(tmp_path, corpus.model_copy(update={"seed": 1}))
     assert again.executed
     assert again.digest == generated.digest

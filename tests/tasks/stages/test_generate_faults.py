@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import tasks.stages.generate
 from support.tiny_generation import SHARDS, generate, generate_until
@@ -27,11 +28,12 @@ def undisturbed(corpus: GeneratedCorpus, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The shards that are written in this process, as they are."""
+    """The shards that are written in this process, as they are; each on one thread."""
     numbers: list[int] = []
     write = tasks.stages.generate.write_shard
 
     def note(folder: Path, number: int, rows: list[TrajectoryRow]) -> None:
+        assert torch.get_num_threads() == 1
         write(folder, number, rows)
         numbers.append(number)
 
@@ -53,7 +55,8 @@ def test_a_full_disk_keeps_the_finished_shards(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flush = os.fsync
+    flush, threads = os.fsync, torch.get_num_threads()
+    torch.set_num_threads(3)
 
     def full(handle: int) -> None:
         if ".000002.jsonl." in os.readlink(f"/proc/self/fd/{handle}"):  # the third shard's scratch
@@ -66,6 +69,8 @@ def test_a_full_disk_keeps_the_finished_shards(
     before = shards_in(tmp_path)
     assert sorted(before) == ["000000.jsonl", "000001.jsonl"]
     assert generate(tmp_path, corpus).digest == undisturbed.digest
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(threads)
     assert made == [0, 1, 2, 3, 4]
     after = shards_in(tmp_path)
     assert {name: after[name] for name in before} == before, "finished shards are not touched"
@@ -114,7 +119,7 @@ def lease(two_cores: None) -> Iterator[ClusterLease]:
 def test_a_killed_worker_leaves_the_bytes_alone(
     corpus: GeneratedCorpus, undisturbed: Artifact, lease: ClusterLease, tmp_path: Path
 ) -> None:
-    with WorkerKiller("RemoteSampler", ready=lambda: shards_in(tmp_path)) as killer:
+    with WorkerKiller("ray::_call", ready=lambda: shards_in(tmp_path)) as killer:
         found = generate(tmp_path, corpus, lease)
     assert killer.killed, "a worker was killed"
     assert found.digest == undisturbed.digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import tasks.stages.mine
 from support.tiny_mining import LENGTH, OPTIONS, TAU, NoCluster, TinyCorpus, frequent, stored
 from support.tiny_pipeline import counting_in_process
 from tasks.cluster.lease import ClusterLease
-from tasks.data.counting import ClusterCounter
+from tasks.data.counting import ClusterCounter, Counted
 from tasks.data.counting_tables import Corpus
 from tasks.run.stage import Artifact
 from umim_core.config.recipe import ClusterConfig
@@ -67,8 +67,8 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     orders: list[int] = []
     save = tasks.stages.mine._save_order
 
-    def note(state: Path, order: int, keys: np.ndarray, support: np.ndarray) -> None:
-        save(state, order, keys, support)
+    def note(out: Path, order: int, keys: np.ndarray, support: np.ndarray) -> None:
+        save(out, order, keys, support)
         orders.append(order)
 
     monkeypatch.setattr(tasks.stages.mine, "_save_order", note)
@@ -155,15 +155,16 @@ def test_memory_beyond_the_limit_is_refused_before_anything_is_counted(
 
 def run_that_dies(corpus: TinyCorpus, root: Path, lease: ClusterLease, order: int) -> Path:
     """Run a count stage that dies after an order, and return its state."""
-    save = tasks.stages.mine._save_order
+    keep = tasks.stages.mine._kept_order
 
-    def dying(state: Path, found: int, keys: np.ndarray, support: np.ndarray) -> None:
-        save(state, found, keys, support)
+    def dying(state: Path, found: int, count: Callable[[], Counted]) -> Counted:
+        kept = keep(state, found, count)
         if found == order:
             raise RuntimeError("died on purpose")
+        return kept
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.stages.mine, "_save_order", dying)
+        patch.setattr(tasks.stages.mine, "_kept_order", dying)
         with pytest.raises(RuntimeError, match="died on purpose"):
             corpus.count(root, lease)
     (state,) = root.glob("count/*.partial/whole/state")
@@ -194,7 +195,7 @@ def test_a_finished_order_is_not_counted_again(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["keys.npy", "support.npy", "manifest.json"])
+@pytest.mark.parametrize("name", ["keys_2.npy", "support_2.npy", "manifest.json"])
 def test_a_torn_order_is_counted_again(
     corpus: TinyCorpus,
     counted: Artifact,
@@ -209,7 +210,7 @@ def test_a_torn_order_is_counted_again(
     saved.clear()
     assert corpus.count(tmp_path, lease).digest == counted.digest
     assert saved == [2, 4]
-    assert "order 2 is counted again" in caplog.text
+    assert "order-2 is built again" in caplog.text
 
 
 @pytest.mark.full  # the quick recount is that of the library: test_recount.py

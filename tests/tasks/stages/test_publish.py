@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from support.sites import here
 from support.tiny_pipeline import Walk
+from tasks.report.report import ReportData
 from tasks.run.stage import Artifact, StageSpec, run_stage
-from tasks.stages.publish import report_data
+from tasks.stages.publish import report_stage
 
 pytestmark = pytest.mark.full  # a whole run is in its fixture
 
@@ -34,7 +36,9 @@ def test_examples_are_of_the_checkpoint_that_agrees_most_with_its_base_model(
         )
         for tau, value in ((3, 0.2), (4, 0.7), (5, 0.6))
     ]
-    data = report_data(tiny_run.recipe, cells, [], {})
+    call = report_stage(recipe=tiny_run.recipe, cells=cells, shipped=[], links={})
+    page = call.build(here(tmp_path)).path / "report.json"
+    data = ReportData.model_validate_json(page.read_text("utf-8"))
     label = "backbone, τ 4 on held-out text (highest Top-1 of 3 checkpoints)"
     assert [example["label"] for example in data.examples] == [label]
     assert data.attention is not None and data.attention["label"].startswith(label)

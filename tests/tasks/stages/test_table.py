@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -54,6 +55,14 @@ def of(run: Walk, name: str) -> list[Artifact]:
 def table(run: Walk) -> dict[str, Any]:
     (made,) = of(run, "table")
     return json.loads((made.path / stage.TABLE).read_text("utf-8"))
+
+
+def test_the_same_questions_in_another_folder_are_the_same_table(
+    whole: Walk, tiny_checkpoint: Path, questions: Path, tmp_path: Path
+) -> None:
+    elsewhere = shutil.copytree(questions, tmp_path / "elsewhere")
+    recipe = tiny_table(tiny_checkpoint, elsewhere, cluster={"workers": 0, "cpus": 1})
+    assert run_table(whole.root, recipe).executed() == []
 
 
 def test_shards_have_every_question_once(whole: Walk) -> None:

@@ -1,4 +1,4 @@
-"""A node without the driver's disk reads finished stages from storage, and stores its shards."""
+"""A node without the driver's disk reads finished stages from storage."""
 
 from __future__ import annotations
 
@@ -10,24 +10,10 @@ import pytest
 
 from support.s3 import Machine
 from tasks.cluster.nodes import _answer
-from tasks.data.tokenizing import (
-    Tokenized,
-    TokenizerRef,
-    _outcome,
-    _result,
-    split_jobs,
-    tokenize_file,
-)
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.storage.node_files import fetch_inputs, local_copy
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
-from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint_index import artifact_root
-from umim_core.store.artifacts import sha256_file
-from umim_core.store.disk import leave_mark
 from umim_core.text.sources import TextFiles
-
-NAME = "umim-docs-llama"
 
 
 @dataclass(frozen=True)
@@ -75,35 +61,6 @@ def test_a_stage_that_is_being_built_is_not_looked_for(machine: Machine, tmp_pat
     machine("node")
     path = artifact_root() / "tokenize" / f"{'0' * 64}.partial" / "train"
     assert local_copy(path) == path and not (tmp_path / "node").exists()
-
-
-@pytest.mark.parametrize("damage", ["none", "altered"])
-def test_shards_of_a_node_reach_the_driver_as_they_were_written(
-    machine: Machine, tmp_path: Path, damage: str
-) -> None:
-    (tmp_path / "a.txt").write_text("Return the axis of it. " * 100)
-    reference = TokenizerRef(NAME, None, tokenizer_fingerprint(load_tokenizer(NAME)))
-    source = TextFiles(paths=(str(tmp_path / "a.txt"),))
-    machine("driver")
-    (job,) = split_jobs("x", source, artifact_root() / "tokenize" / "k.partial" / "x", reference)
-    job = replace(job, mark=leave_mark(job.directory))
-    machine("node")
-    on_node = seen_from(tmp_path / "node", tmp_path / "driver", job.directory)
-    outcome = _outcome(replace(job, directory=on_node))
-    assert list((tmp_path / "node").iterdir()) == []
-    remote = machine("driver")
-    if damage == "altered":
-        for place in remote.objects("parts"):
-            remote.write(f"parts/{place}", b"y")
-        assert "as its worker wrote it" in str(_result(outcome, job))
-        return
-    result = _result(outcome, job)
-    assert isinstance(result, Tokenized) and remote.objects("parts") == {}
-    (alone,) = split_jobs("x", source, tmp_path / "alone", reference)
-    names = [name for part in tokenize_file(alone).parts for name in part.files]
-    assert [name for part in result.parts for name in part.files] == names
-    for name in names:
-        assert sha256_file(job.directory / name) == sha256_file(alone.directory / name)
 
 
 def test_a_node_says_why_it_cannot_read_the_storage(

@@ -100,6 +100,16 @@ def test_another_machine_finds_what_one_built(machine: Machine, text: str) -> No
             assert (found.path / path.relative_to(built.path)).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.parametrize("damage", ["xx", "y", None], ids=["longer", "altered", "missing"])
+def test_a_damaged_copy_is_fetched_again(machine: Machine, damage: str | None) -> None:
+    machine("first")
+    run()
+    machine("second")
+    copy = run().path / "folder" / "data.txt"
+    copy.unlink() if damage is None else copy.write_text(damage)
+    assert not run("another").executed and copy.read_text() == "x"
+
+
 def test_one_of_64_creators_wins(machine: Machine) -> None:
     remote = machine("first")
     with ThreadPoolExecutor(16) as pool:
@@ -240,7 +250,7 @@ def test_a_collection_removes_what_is_old_and_has_no_name(
     remote = machine("first")
     named, other = stored(remote, "distill", "novels/wt"), stored(remote, "mine")
     altered(remote, "stages/mine/cut/0/data.txt", b"of an upload under way")
-    altered(remote, "parts/0/data.npy", b"of a node")
+    altered(remote, "marks/0", b"of a killed driver")
     altered(remote, f"stages/mine/{'0' * 64}.json", b"of a former version")
     nothing = {"stages": [], "objects": 0, "size": 0}
     assert call("gc", "--older-than", "1") == nothing
@@ -264,7 +274,7 @@ def test_a_collection_removes_what_is_old_and_has_no_name(
     dated(1.5)
     done = call("gc", "--older-than", "1")
     assert (done["stages"], done["objects"]) == (["mine/cut"], 1)
-    assert {*remote.stages()} == {named} and remote.objects("parts") == {}
+    assert {*remote.stages()} == {named} and remote.objects("marks") == {}
     assert remote.read(f"stages/mine/{'0' * 64}.json") is not None
     with pytest.raises(ConfigError, match="must be at least 0 days"):
         call("gc", "--older-than", "nan")
