@@ -53,7 +53,7 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.artifacts import sha256_bytes, write_json
 from umim_core.store.publication import STATE
-from umim_core.text.token_ids import UniformOffsets
+from umim_core.text.token_ids import segment_borders
 from umim_core.training.loss import BatchLoss
 from umim_core.training.objectives import DistillObjective
 from umim_core.training.optimizer import Strategy
@@ -138,7 +138,7 @@ def prepare(ids: NDArray[np.integer], folder: Path, options: argparse.Namespace)
     if whole < wanted:
         raise SystemExit(f"{wanted} segments of {length} tokens are needed; the ids hold {whole}")
     flat = np.array(ids[: whole * length], dtype=np.int32)
-    counts = count_ngrams(flat, UniformOffsets(length, whole), options.tau)
+    counts = count_ngrams(flat, segment_borders(len(flat), length), options.tau)
     rules = RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions(tau=options.tau)))
     rules.save(folder / "rules")
     rows = flat.reshape(-1, length)

@@ -31,7 +31,7 @@ from umim_core.evaluation.rule_damage import text_digest
 from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.merged_model import MergedModel
-from umim_core.text.source_names import source_of
+from umim_core.text.sources import source_of
 from umim_core.text.tokens import check_known, first_ids
 
 _RAW_TAIL: Final = 16

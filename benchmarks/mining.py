@@ -49,7 +49,7 @@ from umim_core.mining.counting import count_ngrams
 from umim_core.mining.mining_memory import mining_memory, sample_shares
 from umim_core.rules.grams import MAX_LONGEST, ORDERS, NgramCounts
 from umim_core.text.token_files import write_tokens
-from umim_core.text.token_ids import UniformOffsets
+from umim_core.text.token_ids import segment_borders
 
 OURS, OURS_1 = "numba, 2 threads", "numba, 1 thread"
 LONG: Final = f"{OURS}, to 16 tokens"
@@ -167,7 +167,7 @@ def make_sides(ids: NDArray[np.integer], tau: int, counter_tokens: int) -> dict[
         raise SystemExit(f"the peers' keys hold ids below {1 << MAX_BITS}, not {rows.max()}")
 
     def ours(part: Rows, **how: Any) -> Side:
-        offsets = UniformOffsets(SEGMENT, len(part))
+        offsets = segment_borders(part.size, SEGMENT)
         run = partial(count_ngrams, part.reshape(-1), offsets, tau, **how)
         return Side(run, partial(grams_of_counts, bits=bits), part.size, how.get("threads", 1))
 

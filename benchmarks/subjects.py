@@ -28,7 +28,7 @@ from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.text.sources import JsonLines
-from umim_core.text.token_ids import UniformOffsets
+from umim_core.text.token_ids import segment_borders
 from umim_core.text.tokens import first_ids, tokenize_parts
 
 RANDOM: Final = "random-llama"
@@ -190,10 +190,10 @@ def open_ids(path: Path, tokens: int | None = None) -> NDArray[np.integer]:
     return ids[:tokens]
 
 
-def whole_segments(ids: NDArray[np.integer]) -> tuple[NDArray[np.integer], UniformOffsets]:
+def whole_segments(ids: NDArray[np.integer]) -> tuple[NDArray[np.integer], range]:
     """Return ids without the remainder of a segment, and the borders."""
-    segments = len(ids) // SEGMENT
-    return ids[: segments * SEGMENT], UniformOffsets(SEGMENT, segments)
+    borders = segment_borders(len(ids), SEGMENT)
+    return ids[: borders[-1]], borders
 
 
 def write_docstrings(file: str) -> int:

@@ -26,7 +26,7 @@ from umim_core.cli.shared_options import DeviceOption, DtypeOption, MergeOption
 from umim_core.errors import ConfigError, UmimError
 
 if TYPE_CHECKING:
-    from umim_core.config.any_recipe import AnyRecipe
+    from umim_core.config.recipe_files import AnyRecipe
 
 app = typer.Typer(
     name="python -m flows",

@@ -15,7 +15,7 @@ from tasks.report.report import ReportData
 from tasks.stages.adaptation import RESULT
 from umim_core.cli.console_output import emit
 from umim_core.config.adaptation_recipe import AdaptationRecipe
-from umim_core.config.any_recipe import AnyRecipe
+from umim_core.config.recipe_files import AnyRecipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.evaluation.sizes import REDUCTIONS
 from umim_core.store.artifacts import read_json

@@ -16,8 +16,9 @@ from tasks.report.adaptation import CLEARLY, adaptation_rows, clear, label
 from tasks.report.render import Report, page
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import CheckpointConfig, read_config, resolve_checkpoint
+from umim_core.config.model_base import validated
 from umim_core.config.recipe import Recipe
-from umim_core.config.recipe_files import read_recipe_file, validated
+from umim_core.config.recipe_files import read_recipe_file
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import ConfigError
 from umim_core.rules.ruleset import RuleSet

@@ -166,14 +166,14 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
     from umim_core.evaluation.perplexity import perplexity_figures, second_half_perplexity
     from umim_core.evaluation.scoring import AnyScorer, Scorer, method_scorer
     from umim_core.model.umim import UMIM
-    from umim_core.text.token_ids import UniformOffsets
+    from umim_core.text.token_ids import segment_rows
     from umim_core.text.tokens import iter_token_pieces
 
     checkpoint, backbone = _opened(place)
     merged_model = UMIM(backbone, checkpoint).merged_model
     ids = np.concatenate([ids for ids, _ in iter_token_pieces(text.source, backbone.tokenizer)])
     length, batch = text.segment_length, place.batch_size
-    cut = UniformOffsets.within(len(ids), length).rows(ids)
+    cut = segment_rows(ids, length)
     count = min(text.rows, len(cut))
     rows = [cut[index * len(cut) // count] for index in range(count)]
     halves: dict[str, float] = {}

@@ -32,8 +32,8 @@ from tasks.report.render import (
     table_markdown,
     walk,
 )
-from umim_core.config.model_base import Model
-from umim_core.config.recipe_files import read_recipe_file, validated
+from umim_core.config.model_base import Model, validated
+from umim_core.config.recipe_files import read_recipe_file
 from umim_core.errors import ConfigError
 
 PAPER_TABLES: Final = CHECKOUT / "infra" / "paper_tables"

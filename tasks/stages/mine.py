@@ -42,7 +42,7 @@ from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.store.publication import STATE, build_once
 from umim_core.text.token_files import TokenFiles
-from umim_core.text.token_ids import UniformOffsets, ids_digest
+from umim_core.text.token_ids import ids_digest, segment_borders
 from umim_core.text.tokens import check_known
 
 logger = logging.getLogger("umim.count")
@@ -91,7 +91,7 @@ def count_stage(
     excluded, state = excluded_ids(tokenizer.loaded, options.protect), out / STATE
     shards = TokenFiles.open(tokens.path)
     check_known(shards.max_id, tokenizer.loaded)
-    offsets = UniformOffsets.within(len(shards), options.length)
+    offsets = segment_borders(len(shards), options.length)
     at_a_time = options.block_tokens
     if at_a_time is None and options.max_memory_gib is not None:
         at_a_time = default_block_tokens(int(offsets[-1]), cluster_cpus())
@@ -130,7 +130,7 @@ def filter_stage(
         _read_counts(counted.path, int(counted.manifest()["config"]["options"]["tau"])),
         _origin(options, tokenizer, counted),
         shards,
-        UniformOffsets.within(len(shards), options.length),
+        segment_borders(len(shards), options.length),
     )
     return write_rules(out, mined.rules, raw=mined.raw, overlap=mined.overlap)
 
@@ -202,9 +202,9 @@ def count_spans(
     excluded = excluded_ids(tokenizer, options.protect)
     shards = TokenFiles.open(tokens)
     check_known(shards.max_id, tokenizer)
-    whole = UniformOffsets.within(len(shards), length)
+    whole = segment_borders(len(shards), length)
     most = int(whole[-1]) if options.confidence_tokens is None else options.confidence_tokens
-    offsets = UniformOffsets(length, min(whole.count, most // length))
+    offsets = whole[: most // length + 1]
     model = load_backbone(backbone, revision=revision, dtype=dtype, device=device)
     check_positions(model, length, "Lower segment_length.")
     pieces = _pieces(offsets)
@@ -215,7 +215,7 @@ def count_spans(
             spans, support = confidence_counts(
                 model,
                 shards[first:last],
-                UniformOffsets(length, (last - first) // length),
+                segment_borders(last - first, length),
                 min_probability=options.min_probability,
                 batch_size=_BATCH,
                 excluded=excluded,
@@ -245,7 +245,7 @@ def confidence_rules_stage(
     return write_rules(out, RuleSet.filtered(*_read_spans(counted.path), origin)[0])
 
 
-def _pieces(offsets: UniformOffsets) -> list[tuple[int, int]]:
+def _pieces(offsets: range) -> list[tuple[int, int]]:
     """Return (first, end) in tokens of each piece; a piece holds whole batches but for the last."""
     batch = _BATCH * int(offsets[1])
     step = max(1, _PIECE_TOKENS // batch) * batch

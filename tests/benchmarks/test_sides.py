@@ -43,7 +43,7 @@ from umim_core.mining.counting import count_ngrams
 from umim_core.model.showing import Piece
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.token_ids import UniformOffsets
+from umim_core.text.token_ids import segment_borders
 
 NESTED = [(1, 2), (1, 2, 3), (2, 3), (2, 3, 1, 2), (3, 3, 3), (0, 0), (0, 0, 0, 0)]
 TINY = Shape(rows=300, hidden=16, vocab=101)
@@ -94,7 +94,7 @@ PEERS = {
     "Polars": mining.polars_grams,
     "Counter": lambda *given: mining.grams_of_counter(mining.counter_counts(*given)),
     "ours": lambda rows, bits, tau: mining.grams_of_counts(
-        count_ngrams(rows.ravel(), UniformOffsets(rows.shape[1], len(rows)), tau), bits
+        count_ngrams(rows.ravel(), segment_borders(rows.size, rows.shape[1]), tau), bits
     ),
 }
 
@@ -122,7 +122,7 @@ def test_all_sides_of_mining_find_the_same_and_one_that_finds_less_is_seen(
     assert mining.PREFIX not in sides
     report = mining.compare(sides, rounds=1)
     assert report["same"] == dict.fromkeys(sides, True)
-    counts = count_ngrams(ids, UniformOffsets(SEGMENT, 80), 5)
+    counts = count_ngrams(ids, range(0, 80 * SEGMENT + 1, SEGMENT), 5)
     assert report["rules"] == {str(n): len(counts.keys[n]) for n in ORDERS}
     assert min(report["rules"].values()) > 0
     whole = sides[mining.POLARS]

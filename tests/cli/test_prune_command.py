@@ -22,7 +22,7 @@ from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.pruning import priced, rules_under
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.token_ids import UniformOffsets
+from umim_core.text.token_ids import flat, segment_rows
 
 WORDS = ["<eos>", *ascii_lowercase, "1", "2", "3", "4", "5"]
 SPANS = ["a b", "c d e", "f g h i", "1 2", "j 3", "k l", "m n o"]
@@ -77,10 +77,8 @@ def held_out_reduction(text: Path, rules: RuleSet) -> float:
     """Token reduction of the last tenth of the text."""
     words = text.read_text().split()
     ids = np.array([WORDS.index(word) for word in words])
-    offsets = UniformOffsets.within(len(ids), LENGTH)
-    held = offsets.count // 10 * LENGTH
-    last = ids[offsets[-1] - held : offsets[-1]]
-    return Matcher(rules).token_reduction(last, np.arange(0, held + 1, LENGTH))
+    rows = segment_rows(ids, LENGTH)
+    return Matcher(rules).token_reduction(*flat(list(rows[-(len(rows) // 10) :])))
 
 
 def printed(result: Result) -> list[list[str]]:

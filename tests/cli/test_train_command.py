@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from support.command_line import Result, Umim
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.any_recipe import load_any_recipe
+from umim_core.config.recipe_files import load_any_recipe
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import directory_digest
 

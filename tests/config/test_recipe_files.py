@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from umim_core.config.any_recipe import load_any_recipe
-from umim_core.config.recipe_files import read_recipe_file
+from umim_core.config.recipe_files import load_any_recipe, read_recipe_file
 from umim_core.errors import ConfigError
 
 BOMB = "".join(f"  - &l{n} [{','.join([f'*l{n - 1}'] * 10) if n else 'x'}]\n" for n in range(9))
@@ -73,7 +72,7 @@ def test_they_take_seconds_and_little_memory(tmp_path: Path) -> None:
         (tmp_path / f"{number}.yaml").write_text(text, encoding="utf-8")
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from umim_core.config.any_recipe import load_any_recipe\n"
+        "from umim_core.config.recipe_files import load_any_recipe\n"
         "from umim_core.errors import ConfigError\n"
         "before = resource.getrusage(resource.RUSAGE_SELF)\n"
         "for path in Path(sys.argv[1]).iterdir():\n"

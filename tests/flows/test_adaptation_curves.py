@@ -17,7 +17,7 @@ from tasks.run.recipes import find_recipe, recipe_names
 from tasks.stages.adaptation import read_scores
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
-from umim_core.config.recipe_files import validated
+from umim_core.config.model_base import validated
 from umim_core.errors import ConfigError
 from umim_core.store.artifacts import read_json
 

@@ -35,7 +35,7 @@ from umim_core.mining.counting import (
 )
 from umim_core.mining.hashing import rank_indexes
 from umim_core.rules.grams import NgramCounts, select
-from umim_core.text.token_ids import MAX_TOKEN_ID, UniformOffsets
+from umim_core.text.token_ids import MAX_TOKEN_ID, segment_borders
 
 THREADS = [1, 2, 3]
 SEGMENTS = st.lists(
@@ -59,7 +59,7 @@ def test_equals_counter(
     tau: int, length: int, base: int, threads: int, longest: int, rng: np.random.Generator
 ) -> None:
     stream = base + np.append(rng.integers(0, 7, 700), np.tile(rng.integers(0, 7, 43), 14))
-    borders = UniformOffsets.within(len(stream), length)[:]  # as an array; the other form is below
+    borders = np.array(segment_borders(len(stream), length))  # as an array; the other form is below
     ids = stream[: borders[-1]]
     counts = count_ngrams(ids, borders, tau, longest=longest, threads=threads)
     assert as_dict(counts) == oracle(cut(stream, length), tau, longest=longest) != {}
@@ -92,7 +92,7 @@ def test_equals_counter_on_ragged_segments(
 
 
 def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Generator) -> None:
-    ids, offsets = rng.integers(0, 9, 900), UniformOffsets(9, 100)
+    ids, offsets = rng.integers(0, 9, 900), range(0, 901, 9)
     want = count_ngrams(ids, offsets, 1, longest=8)
     for order in want.orders:  # a worker of a cluster keeps no places
         indexes = rank_indexes(want.keys, order)
@@ -202,7 +202,7 @@ def test_arrays_maps_and_token_files_give_the_same(
     np.save(tmp_path / "ids.npy", stream)
     files = write_documents(tmp_path / "files", *np.split(stream, [1, 1, 400, 401, 990]))
     mapped = np.lib.format.open_memmap(tmp_path / "ids.npy", mode="r")
-    offsets, segments = UniformOffsets(30, 33), cut(stream, 30)  # 13 tokens are left over
+    offsets, segments = segment_borders(1003, 30), cut(stream, 30)  # 13 tokens are left over
     want = oracle(segments, 2)
     documents = document_oracle(segments, files.document_ends().tolist())
     with chunks_of(100):

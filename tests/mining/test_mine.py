@@ -21,8 +21,7 @@ from umim_core.errors import (
 )
 from umim_core.mining.mine import MiningReport, candidate_spans, mine_rules
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.source_names import source_of
-from umim_core.text.sources import Source, TextFiles, TokenIds
+from umim_core.text.sources import Source, TextFiles, TokenIds, source_of
 
 PLAIN = RuleOptions(tau=2, segment_length=10, overlap="none", containment="keep", threads=1)
 WORDS = 12

@@ -14,7 +14,7 @@ from umim_core.errors import ResourceLimitError
 from umim_core.mining import mining_memory as bounds
 from umim_core.mining.counting import LocalCounter, count_ngrams, find_ngrams
 from umim_core.mining.mining_memory import Shares, check_memory, mining_memory, sample_shares
-from umim_core.text.token_ids import UniformOffsets
+from umim_core.text.token_ids import segment_borders
 
 LENGTH, CHUNK = 256, 4096
 
@@ -50,7 +50,7 @@ def test_counting_stays_below_the_bound_and_not_far(
     # Small chunks, so that the tables and not the buffers are what is measured.
     monkeypatch.setattr(bounds, "CHUNK_TOKENS", CHUNK)
     ids = phrases(1 << 19, seed)
-    offsets = UniformOffsets(LENGTH, len(ids) // LENGTH)
+    offsets = segment_borders(len(ids), LENGTH)
     search = RuleOptions(tau=5, longest=longest)
     with chunks_of(CHUNK):
         shares = sample_shares(ids, offsets, search, threads=1)
@@ -64,7 +64,7 @@ def test_more_than_the_limit_is_refused_and_no_limit_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ids = phrases(1 << 14)
-    offsets, search = UniformOffsets(LENGTH, len(ids) // LENGTH), RuleOptions(tau=5)
+    offsets, search = segment_borders(len(ids), LENGTH), RuleOptions(tau=5)
     with pytest.raises(ResourceLimitError, match=r"at most 0\.001 GiB of memory; got up to"):
         check_memory(ids, offsets, RuleOptions(max_memory_gib=0.001), threads=1)
     check_memory(ids, offsets, RuleOptions(max_memory_gib=1.0), threads=1)
@@ -74,7 +74,7 @@ def test_more_than_the_limit_is_refused_and_no_limit_costs_nothing(
 
 def test_counting_documents_stays_below_its_bound() -> None:
     ids = phrases(1 << 19)
-    offsets, search = UniformOffsets(LENGTH, len(ids) // LENGTH), RuleOptions(min_documents=2)
+    offsets, search = segment_borders(len(ids), LENGTH), RuleOptions(min_documents=2)
     ends = np.arange(1, 9) * (len(ids) // 8)
     shares = sample_shares(ids, offsets, search, threads=1)
     bound = mining_memory(len(ids), search, shares, threads=1)

@@ -12,7 +12,7 @@ from umim_core.mining.counting import count_ngrams
 from umim_core.rules.filters import filter_rules
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.matcher import Matcher
-from umim_core.text.token_ids import UniformOffsets
+from umim_core.text.token_ids import segment_borders
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 LENGTH = 512
@@ -39,7 +39,7 @@ def tokenize(split: str) -> np.ndarray:
 def counts() -> NgramCounts:
     stream = tokenize("train")
     assert len(stream) == 2_448_382
-    offsets = UniformOffsets.within(len(stream), LENGTH)
+    offsets = segment_borders(len(stream), LENGTH)
     assert offsets.count == 4_781
     return count_ngrams(stream, offsets, 5, excluded=[50256])
 
@@ -47,7 +47,7 @@ def counts() -> NgramCounts:
 @pytest.fixture(scope="module")
 def held_out() -> tuple[np.ndarray, np.ndarray]:
     stream = tokenize("test")
-    offsets = UniformOffsets.within(len(stream), LENGTH)[:]
+    offsets = np.array(segment_borders(len(stream), LENGTH))
     return stream[: offsets[-1]], offsets
 
 

@@ -127,17 +127,13 @@ def test_questions_are_read_in_order_and_extra_keys_ignored(tmp_path: Path) -> N
         ("1" * 5000, "q.jsonl:1: a line must be JSON"),
         ('{"context": "c", "choices": ["a", "b"], "gold": 0}\n\n[1]', "q.jsonl:3: a row must be a"),
         ("", "must hold questions"),
+        ("\udcff\udcfe", "must be UTF-8"),
+        (None, "q.jsonl: the file must be readable"),
     ],
 )
-def test_bad_lines_name_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+def test_bad_lines_name_file_and_line(tmp_path: Path, line: str | None, message: str) -> None:
     path = tmp_path / "q.jsonl"
-    path.write_text(line + "\n", "utf-8")
+    if line is not None:
+        path.write_bytes(f"{line}\n".encode(errors="surrogateescape"))
     with pytest.raises(CorpusError, match=message):
         read_questions(path)
-
-
-def test_an_unreadable_file_is_a_typed_error(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_bytes(b"\xff\xfe")
-    for name, message in (("bad.jsonl", "must be UTF-8"), ("missing.jsonl", "must be readable")):
-        with pytest.raises(CorpusError, match=message):
-            read_questions(tmp_path / name)

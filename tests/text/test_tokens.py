@@ -26,7 +26,7 @@ from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.text import token_ids, tokens
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_files import TokenFiles
-from umim_core.text.token_ids import UniformOffsets, ids_digest
+from umim_core.text.token_ids import ids_digest, segment_borders, segment_rows
 from umim_core.text.tokens import (
     check_known,
     cut_pieces,
@@ -181,15 +181,6 @@ def test_a_document_without_a_border_in_reach_is_refused(
 # Documents
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 100])
-def test_documents_are_tokenised_in_order(
-    embedded: PreTrainedTokenizerBase, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokens, "_BATCH_PIECES", batch)
-    documents = ["the sum", "", "over an axis", "the", "ü", ""]
-    assert tokenized(documents, embedded) == [whole(d, embedded) for d in documents]
-
-
 def test_no_special_tokens_no_truncation_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     # A tokenizer of its own: transformers warns once per object.
     tokenizer = load_tokenizer("umim-docs-llama")
@@ -210,12 +201,14 @@ def test_no_special_tokens_no_truncation_no_warning(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     "make", [lambda: load_tokenizer("umim-docs-llama"), llama_3_like, sentencepiece_like]
 )
-def test_a_long_document_gives_the_ids_of_the_whole(
-    make: Callable[[], PreTrainedTokenizerBase],
+@pytest.mark.parametrize("batch", [1, 3, 100])
+def test_documents_give_their_ids_in_order_however_they_are_cut_and_batched(
+    make: Callable[[], PreTrainedTokenizerBase], batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tokens, "_BATCH_PIECES", batch)
     tokenizer = make()
-    documents = ["before", PROSE * 80, "after"]  # longer than two pieces
-    assert tokenized(documents, tokenizer) == [whole(t, tokenizer) for t in documents]
+    documents = ["the sum", "", PROSE * 40, "ü", "the", ""]  # one is longer than two pieces
+    assert tokenized(documents, tokenizer) == [whole(text, tokenizer) for text in documents]
 
 
 def test_a_corpus_is_tokenised_whole_or_up_to_a_limit(
@@ -283,8 +276,8 @@ def test_the_digest_is_that_of_the_ids_in_whole_segments(
     monkeypatch.setattr(token_ids, "_HASHED_TOKENS", step)
     ids = list(range(25))
     want = hashlib.sha256(np.array(ids[:20], dtype="<i4").tobytes()).hexdigest()
-    assert ids_digest(shards(tmp_path / "a", ids), UniformOffsets(10, 2)) == want
-    assert ids_digest(shards(tmp_path / "b", [*ids[:19], 99]), UniformOffsets(10, 2)) != want
+    assert ids_digest(shards(tmp_path / "a", ids), range(0, 21, 10)) == want
+    assert ids_digest(shards(tmp_path / "b", [*ids[:19], 99]), range(0, 21, 10)) != want
 
 
 @given(
@@ -296,12 +289,11 @@ def test_segments_are_the_cut_concatenation(documents: list[list[int]], length: 
     expected = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)]
     if not expected:
         with pytest.raises(CorpusError, match=f"one segment of {length} tokens; got {len(ids)}"):
-            UniformOffsets.within(len(ids), length)
+            segment_borders(len(ids), length)
         return
-    offsets = UniformOffsets.within(len(ids), length)
-    rows = offsets.rows(np.array(ids, dtype=np.int64))
+    rows = segment_rows(np.array(ids, dtype=np.int64), length)
     assert (rows.tolist(), rows.dtype) == (expected, np.int32)
-    assert [ids[a:b] for a, b in pairwise(offsets[:].tolist())] == expected
+    assert [ids[a:b] for a, b in pairwise(segment_borders(len(ids), length))] == expected
 
 
 # Ready ids
@@ -311,33 +303,34 @@ def read_ids(path: str) -> list[int]:
     return [int(i) for chunk in iter_token_ids(TokenIds(path=path)) for i in chunk]
 
 
-def save(path: Path, array: np.ndarray) -> str:
-    np.save(path, array, allow_pickle=True)
-    return str(path)
-
-
 @pytest.mark.parametrize("dtype", ["u1", "<u2", ">u2", "u4", "u8"])
 def test_unsigned_ids_are_used_as_they_are(tmp_path: Path, dtype: str) -> None:
     ids = (np.arange(2**20 + 3) % 2**8).astype(dtype)  # longer than a chunk
-    chunks = list(iter_token_ids(TokenIds(path=save(tmp_path / "a.npy", ids))))
+    np.save(tmp_path / "a.npy", ids)
+    chunks = list(iter_token_ids(TokenIds(path=str(tmp_path / "a.npy"))))
     assert len(chunks) == 2 and all(chunk.dtype == np.int32 for chunk in chunks)
     assert np.array_equal(np.concatenate(chunks), ids)
 
 
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.array([1, 2]), r"unsigned integer type; got shape \(2,\), dtype int64"),
-        (np.zeros((2, 3), np.uint16), r"shape \(2, 3\), dtype uint16"),
-        (np.zeros(0, np.uint16), r"shape \(0,\)"),
-        (np.array([2**64 - 1], np.uint64), "got 18446744073709551615 at position 0"),
-    ],
-)
-def test_arrays_that_are_no_token_ids_are_refused(
-    tmp_path: Path, array: np.ndarray, message: str
-) -> None:
+NO_IDS = {
+    "signed": (np.array([1, 2]), None, r"unsigned integer type; got shape \(2,\), dtype int64"),
+    "rows": (np.zeros((2, 3), np.uint16), None, r"shape \(2, 3\), dtype uint16"),
+    "none": (np.zeros(0, np.uint16), None, r"shape \(0,\)"),
+    "large": (np.array([2**64 - 1], np.uint64), None, "got 18446744073709551615 at position 0"),
+    **{f"torn {keep}": (np.zeros(100, np.uint16), keep, "non-empty") for keep in (0, 5, 40, -1)},
+    "missing": (None, None, "non-empty"),
+}
+
+
+@pytest.mark.parametrize("name", NO_IDS)
+def test_arrays_that_are_no_token_ids_are_refused(tmp_path: Path, name: str) -> None:
+    array, keep, message = NO_IDS[name]
+    path = tmp_path / "a.npy"
+    if array is not None:
+        np.save(path, array)
+        path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(CorpusError, match=message):
-        read_ids(save(tmp_path / "a.npy", array))
+        read_ids(str(path))
 
 
 @pytest.mark.parametrize("how", ["raw", "array"])
@@ -353,17 +346,6 @@ def test_a_pickle_named_npy_is_refused_and_not_run(tmp_path: Path, how: str) -> 
     assert mark.exists()
 
 
-@pytest.mark.parametrize("keep", [0, 5, 40, -1, None])
-def test_a_torn_or_missing_npy_file_is_refused(tmp_path: Path, keep: int | None) -> None:
-    path = Path(save(tmp_path / "a.npy", np.arange(100, dtype=np.uint16)))
-    if keep is None:
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(CorpusError, match=r"a\.npy: token ids must be a non-empty"):
-        read_ids(str(path))
-
-
 # Memory
 
 
@@ -371,7 +353,7 @@ GROWTH = """
 import resource, sys
 from pathlib import Path
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.text.source_names import source_of
+from umim_core.text.sources import source_of
 from umim_core.text.tokens import iter_token_pieces
 from umim_core.text.token_files import write_tokens
 

@@ -84,7 +84,7 @@ def export(
     from umim_core.store.disk import check_writable
     from umim_core.store.locking import computing
     from umim_core.store.scratch import scratch_folder
-    from umim_core.text.source_names import Reading, sources_of
+    from umim_core.text.sources import Reading, sources_of
 
     options = RuleOptions(
         tau=_TAU if tau is None else tau,

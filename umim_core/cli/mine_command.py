@@ -80,7 +80,7 @@ def mine(
     )
     options = shared.of_context(context, RuleOptions, {})
 
-    from umim_core.text.source_names import Reading, source_of  # imports pyarrow
+    from umim_core.text.sources import Reading, source_of  # imports pyarrow
 
     log_lines("umim.progress")
     reading = Reading(kind, field, split, config, max_bad)

@@ -66,7 +66,7 @@ def ppl(
     from umim_core.evaluation.scoring import Scorer
     from umim_core.evaluation.windows import document_windows, scored_bytes, second_halves
     from umim_core.store.artifacts import finite_or_none
-    from umim_core.text.source_names import Reading, source_of
+    from umim_core.text.sources import Reading, source_of
     from umim_core.text.token_ids import leading_ids
     from umim_core.text.tokens import iter_token_pieces
 

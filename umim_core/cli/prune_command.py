@@ -152,8 +152,8 @@ def prune(
     from umim_core.rules.matcher import Matcher
     from umim_core.rules.protect import protected_ids
     from umim_core.store.locking import computing
-    from umim_core.text.source_names import Reading, sources_of
-    from umim_core.text.token_ids import UniformOffsets
+    from umim_core.text.sources import Reading, sources_of
+    from umim_core.text.token_ids import flat
 
     corpora = [tuple(names) for names in (files, heldout) if names]
     reading = Reading(kind, field, max_bad=max_bad)
@@ -182,7 +182,7 @@ def prune(
         f"one of {table.origin.tokens:,} tokens of other text",
         "Give --heldout, or the text and limit that were measured.",
     )
-    text = heldout_rows.reshape(-1), UniformOffsets(heldout_rows.shape[1], len(heldout_rows))[:]
+    text = flat(list(heldout_rows))
     if target_tr is None:
         cut = keep_all(table, text)
     else:
@@ -281,7 +281,7 @@ def _rows(
     umim: UMIM, sources: list[Source], limit: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return segments to measure on and held-out ones [rows, segment length]."""
-    from umim_core.text.token_ids import UniformOffsets
+    from umim_core.text.token_ids import segment_rows
     from umim_core.text.tokens import check_known, first_ids
 
     length = umim.rules.options.segment_length or shared.SEGMENT_LENGTH
@@ -289,7 +289,7 @@ def _rows(
     read = [first_ids(source, tokenizer, limit)[0] for source in sources]
     for ids in read:
         check_known(int(ids.max(initial=0)), tokenizer)
-    parts = [UniformOffsets.within(len(ids), length).rows(ids) for ids in read]
+    parts = [segment_rows(ids, length) for ids in read]
     if len(parts) == 1:
         last = max(1, len(parts[0]) // _HELD_OUT)
         parts = [parts[0][:-last], parts[0][-last:]]

@@ -47,7 +47,7 @@ def rules(
     from umim_core.rules.inspection import collision_rate, decode_rule, top_rules, visible
     from umim_core.rules.leaks import scan_rules
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.text.source_names import Reading, sources_of
+    from umim_core.text.sources import Reading, sources_of
 
     if tokenizer is None and (shipped := embedded_path(directory, "checkpoint")) is not None:
         tokenizer = read_config(shipped).backbone
@@ -144,13 +144,13 @@ def _measure(
     from umim_core.rules.inspection import coverage, coverage_curve
     from umim_core.rules.matcher import Matcher
     from umim_core.text.sources import TokenIds
-    from umim_core.text.token_ids import UniformOffsets
+    from umim_core.text.token_ids import segment_borders
     from umim_core.text.tokens import iter_token_pieces
 
     length = rules.options.segment_length or shared.SEGMENT_LENGTH
     pieces = list(iter_token_pieces(source, tokenizer))
     tokens = np.concatenate([ids for ids, _ in pieces])
-    offsets = UniformOffsets.within(len(tokens), length)[:]
+    offsets = np.array(segment_borders(len(tokens), length))
     ids = tokens[: offsets[-1]]
     return {
         "coverage": asdict(coverage(ids, offsets, Matcher(rules))),

@@ -152,7 +152,7 @@ def of_context(
     context: typer.Context, model: type[AnyModel], other: Mapping[str, object]
 ) -> AnyModel:
     """Return a configuration of the command's options that have its names, and of others."""
-    from umim_core.config.recipe_files import validated
+    from umim_core.config.model_base import validated
 
     given = {
         name: value

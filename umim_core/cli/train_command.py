@@ -92,7 +92,7 @@ def train(
     from umim_core.progress import duration
     from umim_core.rules.ruleset import RuleSet
     from umim_core.store.locking import computing
-    from umim_core.text.source_names import Reading, source_of
+    from umim_core.text.sources import Reading, source_of
     from umim_core.training.local_training import train_checkpoint
     from umim_core.training.train_job import TrainJob
 

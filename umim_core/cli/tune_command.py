@@ -60,8 +60,8 @@ def tune(
     from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.config.form import ModuleForm
+    from umim_core.config.model_base import validated
     from umim_core.config.recipe import DistillConfig
-    from umim_core.config.recipe_files import validated
     from umim_core.store.locking import computing
     from umim_core.text.roles import check_roles
     from umim_core.traffic.prompt_rows import prompt_rows

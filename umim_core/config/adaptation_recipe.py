@@ -18,7 +18,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from umim_core.config.evaluate import MergedPart, TaskSizes
-from umim_core.config.model_base import Model
+from umim_core.config.model_base import DIFFERENT, Model
 from umim_core.config.recipe import (
     DEFAULT_TASK,
     AdaptConfig,
@@ -81,24 +81,27 @@ class AdaptationRecipe(RunRecipe):
     checkpoints: Annotated[
         tuple[str, ...],
         Field(min_length=1, description="Embedded names, own names (umim path), or directories."),
+        DIFFERENT,
     ]
-    settings: Annotated[tuple[str, ...], Field(min_length=1)] = (
+    settings: Annotated[tuple[str, ...], Field(min_length=1), DIFFERENT] = (
         "WT + Rules",
         "WT + FT",
         "WT + DPO",
         "Task-trained",
         "Task-Adapted",
     )
-    controls: tuple[str, ...] = Field(
+    controls: Annotated[tuple[str, ...], DIFFERENT] = Field(
         (), description="Trained controls, of umim_core/adaptation/control.py."
     )
     taus: Annotated[
         tuple[Annotated[int, Field(ge=1)], ...],
         Field(min_length=1, description="Least counts of a rule in the training questions."),
+        DIFFERENT,
     ]
     seeds: Annotated[
         tuple[Annotated[int, Field(ge=0, lt=2**31)], ...],
         Field(min_length=1, description="Each trains every setting once."),
+        DIFFERENT,
     ] = (0,)
     overlap: Literal["greedy", "none"] = "none"
     max_tokens: Annotated[int, Field(ge=8, description="Most tokens of a question.")] = 128
@@ -131,7 +134,6 @@ class AdaptationRecipe(RunRecipe):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        self.check_different("checkpoints", "settings", "controls", "taus", "seeds")
         if "seed" in self.model_fields_set:
             raise ValueError("every seed trains all settings: name them as seeds, not as seed")
         if self.part != "context" and isinstance(self.questions, DocstringQuestions):

@@ -52,7 +52,7 @@ from typing import Annotated, Final, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 
 from umim_core.config.model_base import Model, checking, typed
-from umim_core.errors import ConfigError, did_you_mean, require
+from umim_core.errors import ConfigError, look_up, require
 from umim_core.registry import Registry
 
 Positions = Literal["none", "learned"]
@@ -119,14 +119,10 @@ class ModuleForm(Model):
     @field_validator("kind")
     @classmethod
     def _known(cls, kind: str) -> str:
-        kinds = [PAPER] if kind == PAPER else MERGE_FORMS.names()
-        kinds = [name for name in kinds if _DEEPER not in name]
-        remedy = did_you_mean(kind, kinds) or "A new one is a file of umim_core.merging.forms."
+        names = [PAPER] if kind == PAPER else MERGE_FORMS.names()
+        kinds = {name: name for name in names if _DEEPER not in name}
         with checking():
-            require(
-                kind in kinds, ConfigError, f"kind must be one of {', '.join(kinds)}", kind, remedy
-            )
-        return kind
+            return look_up(kinds, kind, "kind", "A new one is a file of umim_core.merging.forms.")
 
     @model_validator(mode="after")
     def _exists(self) -> Self:

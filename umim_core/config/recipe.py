@@ -14,7 +14,7 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.config.corpus import Corpus
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, HeadlineConfig, TaskSizes
 from umim_core.config.form import ModuleForm, check_row_rate
-from umim_core.config.model_base import Fraction, Model, PositiveFloat, checking
+from umim_core.config.model_base import DIFFERENT, Fraction, Model, PositiveFloat, checking
 from umim_core.config.rule_options import (
     AS_FOUND,
     MiningConfig,
@@ -159,7 +159,7 @@ class PreferenceConfig(TrainConfig):
 class AdaptConfig(Model):
     """Task adaptation: task rules, distillation-based SFT, then DPO."""
 
-    settings: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+    settings: Annotated[tuple[str, ...], Field(min_length=1), DIFFERENT] = Field(
         ("WT + Rules", "WT + FT", "Task-Adapted"),
         description="Settings compared, of the table in umim_core/adaptation/settings.py.",
     )
@@ -170,12 +170,6 @@ class AdaptConfig(Model):
     ] = 512
     sft: DistillConfig
     dpo: PreferenceConfig
-
-    @model_validator(mode="after")
-    def _settings_differ(self) -> Self:
-        if len(set(self.settings)) != len(self.settings):
-            raise ValueError("settings must all be different")
-        return self
 
 
 class ClusterConfig(Model):
@@ -224,13 +218,6 @@ class RunRecipe(Model):
     seed: Annotated[int, Field(ge=0, lt=2**31, description="Of weights and data order.")] = 0
     cluster: ClusterConfig = ClusterConfig()
 
-    def check_different(self, *names: str) -> None:
-        """Refuse lists of which two items are alike."""
-        for name in names:
-            values = getattr(self, name)
-            if len(set(values)) != len(values):
-                raise ValueError(f"{name} must all be different")
-
     def check_batches(self, *trainings: TrainConfig) -> None:
         """Refuse batches that the workers cannot share."""
         if any(config.batch_size % max(1, self.cluster.workers) for config in trainings):
@@ -246,10 +233,10 @@ class Recipe(RunRecipe):
         int, Field(ge=8, le=1 << 20, description="Tokens of a row, in mining and in training.")
     ] = 512
     mining: MiningConfig = MiningConfig()
-    cells: Annotated[tuple[Cell, ...], Field(min_length=1)]
+    cells: Annotated[tuple[Cell, ...], Field(min_length=1), DIFFERENT]
     distill: DistillConfig
     task: TaskSizes | None = TaskSizes()
-    tasks: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+    tasks: Annotated[tuple[str, ...], Field(min_length=1), DIFFERENT] = Field(
         (DEFAULT_TASK,),
         description="Tasks scored, of umim_core/task_sets; cells adapt to the first.",
     )
@@ -282,7 +269,6 @@ class Recipe(RunRecipe):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        self.check_different("cells", "tasks")
         adapt, adapted = self.adapt, [cell for cell in self.cells if cell.adapt]
         for cell in self.cells:
             with checking():

@@ -1,20 +1,22 @@
-"""Configuration from files and options: read, validated, and refused with a remedy."""
+"""Recipes from files: YAML 1.2 of a bounded size, and the kind that a recipe names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args
+from typing import Final
 
 import yaml
-from pydantic import BaseModel, ValidationError
 
+from umim_core.config.adaptation_recipe import AdaptationRecipe
+from umim_core.config.model_base import validated
+from umim_core.config.recipe import Recipe
+from umim_core.config.table_recipe import TableRecipe
 from umim_core.encodable import encoding_error
-from umim_core.errors import ConfigError, did_you_mean
+from umim_core.errors import ConfigError
 from umim_core.store.disk import read_bytes
 
-AnyModel = TypeVar("AnyModel", bound=BaseModel)
+AnyRecipe = Recipe | TableRecipe | AdaptationRecipe
 _MAX_BYTES: Final = 1 << 18
 _MAX_DEPTH: Final = 32
 _MAX_VALUES: Final = 20_000  # with every alias written out
@@ -36,12 +38,6 @@ _OLD_NUMBER: Final = re.compile(
     r"[-+]?0[0-9_]+(\.[0-9_]*)?|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
     r"|[-+]?0[bx][0-9a-fA-F_]+|[-+]?[0-9.][0-9_.]*_[0-9_.]*([eE][-+]?[0-9]+)?"
 )
-# Fields that recipes had once, and what to do instead.
-_REMOVED: Final = {
-    "benchmark.rules": "Leave it out: fixed pairs and the checkpoint's own rules are both timed.",
-    "cluster.dashboard": "Start a cluster with its dashboard (ray start --head "
-    "--include-dashboard=true) and name its address.",
-}
 
 
 class _Loader(yaml.BaseLoader):
@@ -165,42 +161,9 @@ def read_recipe_file(path: Path) -> object:
         raise ConfigError(f"{path} must be YAML", found, "Correct the file.") from error
 
 
-def validated(model: type[AnyModel], raw: object, what: str) -> AnyModel:
-    """Return a configuration."""
-    try:
-        return model.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part)[:99] for part in first["loc"]) or "the recipe"
-        remedy = "Correct the field."
-        if where in _REMOVED:
-            message = f"{what}: {where} is no field any more"
-            raise ConfigError(message, first.get("input"), _REMOVED[where]) from error
-        if first["type"] == "extra_forbidden":
-            known = _fields(model, first["loc"][:-1])
-            guess = did_you_mean(str(first["loc"][-1]), known)
-            remedy = guess or f"The fields here are {', '.join(known)}."
-        raise ConfigError(f"{what}: {where}: {first['msg']}", first.get("input"), remedy) from error
-
-
-def _fields(model: type[BaseModel], location: Iterable[int | str]) -> list[str]:
-    """Return the names of the fields that a model has at a place inside it."""
-    models = [model]
-    for part in location:
-        fields = [m.model_fields[part] for m in models if part in m.model_fields]
-        if fields:
-            models = [nested for field in fields for nested in _models(field.annotation)]
-        elif tagged := [m for m in models if part in _tags(m)]:  # a member of a union
-            models = tagged
-    return sorted({name for nested in models for name in nested.model_fields})
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models(part)]
-
-
-def _tags(model: type[BaseModel]) -> tuple[object, ...]:
-    kind = model.model_fields.get("kind")
-    return () if kind is None else get_args(kind.annotation)
+def load_any_recipe(path: Path) -> AnyRecipe:
+    """Read and validate a recipe of the kind that its field ``kind`` names."""
+    raw = read_recipe_file(path)
+    kind = raw.get("kind") if isinstance(raw, dict) else None
+    models: dict[str, type[AnyRecipe]] = {"adaptation": AdaptationRecipe, "table": TableRecipe}
+    return validated(models.get(str(kind), Recipe), raw, path.name)

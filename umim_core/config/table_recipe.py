@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from umim_core.config.form import Merge
-from umim_core.config.model_base import Model
+from umim_core.config.model_base import DIFFERENT, Model
 from umim_core.config.recipe import BackboneDtype, RunRecipe
 from umim_core.text.sources import DocumentSource
 
@@ -74,7 +74,7 @@ class TableRecipe(RunRecipe):
         description="Directory or GGUF file of the checkpoint's backbone; null: the name in it.",
     )
     settings: tuple[TableSetting, ...] = ()
-    tasks: tuple[str, ...] = Field(
+    tasks: Annotated[tuple[str, ...], DIFFERENT] = Field(
         (), description="Tasks that come with the package, or tasks that lm-eval ships."
     )
     hub: str | None = Field(None, description="Folder that stands for the hub in the tasks' data.")
@@ -103,7 +103,6 @@ class TableRecipe(RunRecipe):
             raise ValueError("tasks and settings come together")
         if not self.tasks and not self.texts:
             raise ValueError("name tasks with settings, or texts")
-        self.check_different("tasks")
         if len({setting.name for setting in self.settings}) != len(self.settings):
             raise ValueError("settings must all be different")
         if self.hub is not None and self.task_data is not None:

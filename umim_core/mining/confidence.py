@@ -54,7 +54,7 @@ def confidence_counts(
     dropped = np.array(sorted({*excluded, *backbone.special_ids}), dtype=np.int64)
     rows_by_order: dict[int, list[Ids]] = {n: [np.zeros((0, n), dtype=np.int32)] for n in ORDERS}
     for first in range(0, len(offsets) - 1, batch_size):
-        borders = offsets[first : first + batch_size + 1]
+        borders = np.asarray(offsets[first : first + batch_size + 1])
         tokens = read_ids(ids, int(borders[0]), int(borders[-1]))
         rule = f"ids must lie in 0..{backbone.vocab_size - 1}, the backbone's vocabulary"
         remedy, most = (

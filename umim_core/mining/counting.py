@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,7 +43,6 @@ from umim_core.text.token_ids import (
     Ints,
     Offsets,
     Tokens,
-    UniformOffsets,
     check_flat,
     check_offsets,
     read_ids,
@@ -216,11 +216,7 @@ def segment_ranges(
     low, end = first, len(offsets) - 1 if last is None else last
     while low < end:
         target = int(offsets[low]) + size
-        if isinstance(offsets, UniformOffsets):
-            high = offsets.find(target)
-        else:
-            high = int(np.searchsorted(offsets, target))
-        high = min(max(high, low + 1), end)
+        high = min(max(bisect_left(offsets, target), low + 1), end)
         yield low, high
         low = high
 
@@ -311,11 +307,8 @@ class Recount:
 
 def _borders(offsets: Offsets, low: int, high: int) -> Ints:
     """Return the segment borders in ``[low, high]`` with both ends, counted from ``low``."""
-    if isinstance(offsets, UniformOffsets):
-        inner = offsets[offsets.find(low + 1) : offsets.find(high)]
-    else:
-        inner = offsets[np.searchsorted(offsets, low + 1) : np.searchsorted(offsets, high)]
-    return np.concatenate([[0], inner - low, [high - low]]).astype(np.int64)
+    inner = offsets[bisect_left(offsets, low + 1) : bisect_left(offsets, high)]
+    return np.concatenate([[low], np.asarray(inner, np.int64), [high]]) - low
 
 
 # Who counts

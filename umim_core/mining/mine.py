@@ -40,7 +40,7 @@ from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.publication import check_absent
 from umim_core.text.sources import Source
 from umim_core.text.token_files import TokenFiles
-from umim_core.text.token_ids import AnyInts, Ids, Ints, UniformOffsets, flat, ids_digest
+from umim_core.text.token_ids import AnyInts, Ids, Ints, flat, ids_digest, segment_borders
 from umim_core.text.tokens import check_known, tokenized_corpus
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def count(
     options: RuleOptions,
     counter: Counter,
     tokens: TokenFiles,
-    offsets: UniformOffsets,
+    offsets: range,
     excluded: tuple[int, ...] = (),
     *,
     threads: int = 1,
@@ -135,9 +135,7 @@ def count(
     )
 
 
-def rules_of(
-    counts: NgramCounts, origin: RuleOrigin, tokens: TokenFiles, offsets: UniformOffsets
-) -> Mined:
+def rules_of(counts: NgramCounts, origin: RuleOrigin, tokens: TokenFiles, offsets: range) -> Mined:
     """Filter counts into rules within the budget, or choose spans by what they save of the corpus.
 
     Counts serve any higher tau, least number of documents and shorter rules; the tau of the rules
@@ -155,10 +153,11 @@ def rules_of(
     recorded = origin.with_options({"tau": frequent.tau})
     rules, passed = RuleSet.filtered(grams, frequent.support, recorded)
     if options.spans is not None:  # on evenly spread segments of a large corpus
-        segments = min(offsets.count, max(1, _CHOICE_TOKENS // offsets.length))
-        spread = [number * offsets.count // segments for number in range(segments)]
+        whole = len(offsets) - 1
+        segments = min(whole, max(1, _CHOICE_TOKENS // offsets.step))
+        spread = [number * whole // segments for number in range(segments)]
         ids = np.concatenate([tokens[offsets[i] : offsets[i + 1]] for i in spread])
-        rules = choose_spans(rules, ids, np.arange(segments + 1) * offsets.length, options.spans)
+        rules = choose_spans(rules, ids, np.arange(segments + 1) * offsets.step, options.spans)
     return Mined(rules, raw, passed)
 
 
@@ -209,7 +208,7 @@ def mine_rules(
     began = time.perf_counter()
     with tokenized_corpus(source, known, out.parent) as tokens:
         read = time.perf_counter()
-        offsets = UniformOffsets.within(len(tokens), length)
+        offsets = segment_borders(len(tokens), length)
         if known is not None:
             check_known(tokens.max_id, known)
         origin = RuleOrigin(
@@ -245,7 +244,7 @@ def mine_rules(
         rules.save(out)
         return MiningReport(
             tokens=int(offsets[-1]),
-            segments=offsets.count,
+            segments=len(offsets) - 1,
             documents=tokens.num_documents,
             tau=rules.options.tau,
             raw=mined.raw,

@@ -104,7 +104,8 @@ class Matcher:
             Starts [S] (positions in the flat array), lengths [S], and unit borders [B + 1].
         """
         tokens = read_ids(ids, 0, len(ids))
-        borders = np.array(check_offsets(offsets, len(ids)), dtype=np.int64)
+        check_offsets(offsets, len(ids))
+        borders = np.array(offsets, dtype=np.int64)
         goals = np.linspace(0, len(tokens), threads + 1)[1:-1]
         cuts = np.unique([0, *np.searchsorted(borders, goals), len(borders) - 1]).tolist()
         if len(cuts) <= 2:

@@ -12,20 +12,21 @@ The ending of a name, in any case, says what a file holds; what it does not say 
 from __future__ import annotations
 
 import bz2
-import glob
 import gzip
 import hashlib
 import io
 import lzma
+import math
 import os
+import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -43,11 +44,13 @@ ENDINGS: Final[dict[SourceKind, tuple[str, ...]]] = {
     "ids": (".npy",),
 }
 _KNOWN: Final = ", ".join(ending for endings in ENDINGS.values() for ending in endings)
-PACKERS: Final = (".gz", ".zst", ".xz", ".bz2")
-_OTHER_PACKERS: Final = (
-    *(".zip", ".7z", ".rar", ".tar", ".tgz", ".txz", ".tbz", ".tbz2", ".lz", ".lz4", ".lzma"),
-    *(".lzo", ".br", ".z", ".sz", ".snappy"),
-)
+_UNPACK: Final[dict[str, Callable[[Any], Any]]] = {
+    ".gz": gzip.open,
+    # pyarrow brings zstd; Python has it from 3.14 only.
+    ".zst": lambda raw: pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"),
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+}
 _SHOWN: Final = 12  # reasons at most in one line
 _READ_AHEAD: Final = 1 << 22  # bytes of one request to a remote file
 
@@ -68,12 +71,11 @@ class CorpusFile:
 
     @contextmanager
     def open(self) -> Iterator[io.BufferedReader]:
-        """Open the stored bytes for reading from start to end."""
+        """Open the stored bytes."""
         with typed_errors(self):
             if is_address(self.location):
                 filesystem, path = _resolve(self.location)
-                source = filesystem.open_input_stream(path, compression=None)
-                raw = io.BufferedReader(source, _READ_AHEAD)
+                raw = io.BufferedReader(filesystem.open_input_file(path), _READ_AHEAD)
             else:
                 raw = Path(self.location).open("rb")  # noqa: SIM115  closed below
         with raw:
@@ -81,32 +83,10 @@ class CorpusFile:
 
     @contextmanager
     def open_unpacked(self) -> Iterator[io.BufferedReader]:
-        """Open the file for reading, unpacked where its name ends in one of `PACKERS`."""
+        """Open the file for reading, unpacked where its name ends as packed ones do."""
         packer = endings_of(self.location)[1]
         with self.open() as raw:
-            stream: object = raw
-            if packer == ".gz":
-                stream = gzip.GzipFile(fileobj=raw)
-            elif packer == ".xz":
-                stream = lzma.open(raw)  # noqa: SIM115  ends with the file
-            elif packer == ".bz2":
-                stream = bz2.open(raw)  # noqa: SIM115
-            elif packer == ".zst":
-                # pyarrow brings zstd; Python has it from 3.14 only.
-                stream = pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
-            yield raw if stream is raw else io.BufferedReader(cast(io.RawIOBase, stream))
-
-    @contextmanager
-    def open_random(self) -> Iterator[pa.NativeFile]:
-        """Open the stored bytes for reading at any place, as parquet needs it."""
-        with typed_errors(self):
-            if is_address(self.location):
-                filesystem, path = _resolve(self.location)
-                stream = filesystem.open_input_file(path)
-            else:
-                stream = pa.OSFile(self.location)
-        with stream:
-            yield stream
+            yield io.BufferedReader(_UNPACK[packer](raw)) if packer else raw
 
 
 @contextmanager
@@ -131,7 +111,7 @@ def endings_of(name: str) -> tuple[str, str]:
     "A.JSONL.gz" -> (".jsonl", ".gz"), "notes" -> ("", "").
     """
     path = PurePosixPath(without_options(name).lower())
-    packer = path.suffix if path.suffix in PACKERS else ""
+    packer = path.suffix if path.suffix in _UNPACK else ""
     return PurePosixPath(path.name.removesuffix(packer)).suffix, packer
 
 
@@ -144,18 +124,11 @@ def kind_of(name: str) -> SourceKind | None:
 
 def unknown_kind(name: str) -> CorpusError:
     """Return the error of a name whose ending says nothing of what it holds."""
-    ending, packer = endings_of(name)
-    shown = str(CorpusFile(name))
-    if ending in _OTHER_PACKERS:
-        return CorpusError(
-            f"a packed corpus file must end in {', '.join(PACKERS)}", shown, "Unpack it."
-        )
-    if packer and kind_of(without_options(name).lower().removesuffix(packer)) is not None:
-        return CorpusError(f"a {ending} file must not be packed", shown, "Unpack it.")
     return CorpusError(
-        f"a corpus file must end in {_KNOWN} (packed ones also in {', '.join(PACKERS)})",
-        shown,
-        "Say what it holds: --kind text, or jsonl, parquet, ids.",
+        f"a corpus file must end in {_KNOWN}; text and JSON Lines that are packed also in "
+        f"{', '.join(_UNPACK)}",
+        str(CorpusFile(name)),
+        "Unpack it, or say what it holds: --kind text, or jsonl, parquet, ids.",
     )
 
 
@@ -169,12 +142,13 @@ def expand(names: tuple[str, ...], kind: SourceKind | None = None) -> list[Corpu
     and all. In addresses ``*`` and ``**`` are patterns. Of a folder, the files are taken that have
     an ending of the kind; of a pattern all files, or those of a known kind where ``kind`` is None.
     """
-    files: dict[tuple[str, str], CorpusFile] = {}
+    files: dict[str, CorpusFile] = {}
     for name in names:
         local = unquote(name[len("file://") :]) if name.startswith("file:///") else name
         for location in _remote(name) if is_address(local) else _local(local, kind):
             file = CorpusFile(location)
-            key = _identity(location)
+            # Options of an address do not change what it names, links do not for a path.
+            key = redacted(location) if is_address(location) else os.path.realpath(location)
             require(
                 key not in files,
                 CorpusError,
@@ -184,12 +158,6 @@ def expand(names: tuple[str, ...], kind: SourceKind | None = None) -> list[Corpu
             )
             files[key] = file
     return sorted(files.values(), key=lambda file: _sort_key(file.location))
-
-
-def _identity(location: str) -> tuple[str, str]:
-    if is_address(location):
-        return "address", redacted(location)
-    return "path", os.path.realpath(location)
 
 
 def _sort_key(location: str) -> str:
@@ -208,30 +176,27 @@ def _local(name: str, kind: SourceKind | None) -> list[str]:
         f"{name}, a device, pipe, socket or broken link",
         "Write the text to a file.",
     )
-    if not is_folder and not glob.has_magic(name):
+    sign = re.search(r"[*?[]", name)
+    if is_folder:
+        base, shapes = os.path.join(name, ""), ["**"]
+    elif sign is None:
         raise _missing(name)
-    base, shapes = name, ["**"]
-    if not is_folder:
-        parts = name.split("/")
-        first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
-        base = "/".join(parts[:first]) or ("/" if first else "")
-        shapes = [part for part in parts[first:] if part]
+    else:
+        base, shapes = _cut_pattern(name, sign.start())
         if not os.path.isdir(base or "."):
             raise _missing(f"{name}, with no folder {base}")
-    depth = None if "**" in shapes else len(shapes)
-    hidden = any(shape.startswith(".") for shape in shapes)
     files: list[str] = []
     left_out = Counter[str]()
-    for path, reason in _below(base or ".", depth, hidden=hidden):
-        names = os.path.relpath(path, base or ".").split("/")
-        if _fits(names, shapes):
+    for parts, reason in _walk(base, shapes):
+        if _fits(parts, shapes):
+            path = base + "/".join(parts)
             ending_fits = kind_of(path) in ((kind,) if kind else ENDINGS)
             # A pattern whose kind is said may match any ending.
             if reason or not (ending_fits or (kind and not is_folder)):
                 left_out[reason or "".join(endings_of(path)) or "without an ending"] += 1
             else:
-                files.append(os.path.join(base, *names))
-        elif not reason and _fits([n.lower() for n in names], [s.lower() for s in shapes]):
+                files.append(path)
+        elif not reason and _fits([p.lower() for p in parts], [s.lower() for s in shapes]):
             left_out["written in another case"] += 1
     if not files:
         raise _no_file(name, left_out)
@@ -241,59 +206,58 @@ def _local(name: str, kind: SourceKind | None) -> list[str]:
     return files
 
 
-def _fits(names: list[str], shapes: list[str]) -> bool:
+def _cut_pattern(pattern: str, at: int) -> tuple[str, list[str]]:
+    """Return the folder in which all matches lie, and the parts that follow, from the first sign.
+
+    "a/b/c*/d", whose sign is at 5 -> ("a/b/", ["c*", "d"]).
+    """
+    cut = pattern.rfind("/", 0, at) + 1
+    return pattern[:cut], [part for part in pattern[cut:].split("/") if part]
+
+
+def _fits(parts: Sequence[str], shapes: Sequence[str]) -> bool:
     """Return whether the folders and the name of a file fit a pattern; ``**`` is any folders."""
-    if not shapes or not names:
-        return not names and all(shape == "**" for shape in shapes)
+    if not shapes or not parts:
+        return not parts and all(shape == "**" for shape in shapes)
     if shapes[0] == "**":
-        return _fits(names, shapes[1:]) or _fits(names[1:], shapes)
-    return fnmatchcase(names[0], shapes[0]) and _fits(names[1:], shapes[1:])
+        return _fits(parts, shapes[1:]) or _fits(parts[1:], shapes)
+    return fnmatchcase(parts[0], shapes[0]) and _fits(parts[1:], shapes[1:])
 
 
-def _below(
-    top: str, depth: int | None = None, *, hidden: bool = False
-) -> Iterator[tuple[str, str]]:
-    """Yield what lies in a folder and below it, sorted, each with why it is left out, or "".
+def _walk(base: str, shapes: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the folders and the name of what a pattern may mean, with why it is left out, or "".
 
     Linked folders are followed; one that was read already, or that holds the folder, is not.
     """
-    unreadable: list[str] = []
-    real = Path(os.path.realpath(top))
-    folders_read = {_inode(folder) for folder in real.parents}
-    files_read: set[str] = set()
+    depth = math.inf if "**" in shapes else len(shapes)
+    hidden = any(shape.startswith(".") for shape in shapes)
+    read = {str(folder) for folder in Path(os.path.realpath(base)).parents}
+    closed: list[str] = []
     for place, folders, files in os.walk(
-        top, onerror=lambda error: unreadable.append(str(error.filename)), followlinks=True
+        base or ".", onerror=lambda error: closed.append(str(error.filename)), followlinks=True
     ):
-        yield from ((folder, "without permission") for folder in unreadable)
-        unreadable.clear()
-        if (inode := _inode(place)) in folders_read:
+        inside = Path(place).relative_to(base).parts
+        if (folder := os.path.realpath(place)) in read:
             folders.clear()
-            yield place, "linked twice"
+            yield inside, "linked twice"
             continue
-        folders_read.add(inode)
+        read.add(folder)
         for name in sorted(files):
             path = os.path.join(place, name)
-            target = os.path.realpath(path)
             if name.startswith(".") and not hidden:
-                yield path, "hidden"
+                reason = "hidden"
             elif not os.path.isfile(path):
-                yield path, "no regular file"
-            elif target in files_read:
-                yield path, "linked twice"
+                reason = "no regular file"
             else:
-                files_read.add(target)
-                yield path, ""
-        if not hidden:
-            yield from ((os.path.join(place, n), "hidden") for n in folders if n.startswith("."))
+                target = os.path.realpath(path)
+                reason = "linked twice" if target in read else ""
+                read.add(target)
+            yield (*inside, name), reason
+        yield from (((*inside, n), "hidden") for n in folders if n.startswith(".") and not hidden)
         folders[:] = sorted(n for n in folders if hidden or not n.startswith("."))
-        if depth is not None and len(Path(os.path.relpath(place, top)).parts) + 1 >= depth:
+        if len(inside) + 1 >= depth:
             folders.clear()
-    yield from ((folder, "without permission") for folder in unreadable)
-
-
-def _inode(path: str | Path) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
+    yield from ((Path(folder).relative_to(base).parts, "without permission") for folder in closed)
 
 
 def _listed(left_out: Counter[str]) -> str:
@@ -319,16 +283,16 @@ def _remote(name: str) -> list[str]:
         if kind != fs.FileType.File:
             raise _missing(str(file))
         return [name]
-    folder = address[: address.index("*")].rpartition("/")[0]
-    pattern = address[len(folder) + 1 :]
-    filesystem, base = _resolve(folder + mark + options)
-    selector = fs.FileSelector(base, allow_not_found=True, recursive="/" in pattern)
+    folder, parts = _cut_pattern(address, address.index("*"))
+    filesystem, base = _resolve(folder.rstrip("/") + mark + options)
+    deep = len(parts) > 1 or parts == ["**"]
+    selector = fs.FileSelector(base, allow_not_found=True, recursive=deep)
     with typed_errors(file):
         infos = filesystem.get_file_info(selector)
     # In an address, * is the only sign of a pattern.
-    shapes = unquote(pattern).replace("[", "[[]").replace("?", "[?]").split("/")
+    shapes = [unquote(part).replace("[", "[[]").replace("?", "[?]") for part in parts]
     inside = [i.path[len(base) :].lstrip("/") for i in infos if i.type == fs.FileType.File]
-    matches = [f"{folder}/{quote(p)}{mark}{options}" for p in inside if _fits(p.split("/"), shapes)]
+    matches = [folder + quote(p) + mark + options for p in inside if _fits(p.split("/"), shapes)]
     if not matches:
         raise _no_file(str(file))
     return matches

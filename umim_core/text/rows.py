@@ -2,8 +2,8 @@
 
 Everything streams, but for JSON arrays: at most one row, one parquet batch or one MiB of a text
 file is in memory. Rows are ``(place, value)`` pairs until `usable` has checked them; `place` is
-what an error message names. A UTF-8 byte order mark is stripped; line ends stay as they are (CRLF
-too).
+what an error message names, and a row whose text could not be taken out has its error for a value.
+A UTF-8 byte order mark is stripped; line ends stay as they are (CRLF too).
 """
 
 from __future__ import annotations
@@ -97,15 +97,6 @@ def _utf8_remedy(head: bytes) -> str:
 # Rows
 
 
-@dataclass(frozen=True)
-class _Unreadable:
-    """Stands for a row whose text could not be taken out, with the rule it breaks."""
-
-    rule: str
-    value: object
-    remedy: str = _CORRECT_ROW
-
-
 def usable(
     rows: PlacedRows, max_bad: int, bad: BadRows, *, keep_nul: bool = False
 ) -> Iterator[TextPiece]:
@@ -126,26 +117,30 @@ def usable(
             raise CorpusError(message, problem.value, problem.remedy)
 
 
-def _problem(value: object, keep_nul: bool) -> _Unreadable | None:
+def _problem(value: object, keep_nul: bool) -> CorpusError | None:
     """Return the rule that a row breaks, or None for usable text."""
-    if isinstance(value, _Unreadable):
+    if isinstance(value, CorpusError):
         return value
     if not isinstance(value, str):
-        return _Unreadable("the field must hold a string", value)
+        return _bad("the field must hold a string", value)
     if not keep_nul and (position := value.find("\0")) >= 0:
-        return _Unreadable("text must not hold NUL", f"NUL at character {position}")
+        return _bad("text must not hold NUL", f"NUL at character {position}")
     if (error := encoding_error(value)) is not None:
-        return _Unreadable(
+        return _bad(
             "text must not hold lone surrogates",
             f"{value[error.start]!a} at character {error.start}",
         )
     return None
 
 
+def _bad(rule: str, value: object, remedy: str = _CORRECT_ROW) -> CorpusError:
+    return CorpusError(rule, value, remedy)
+
+
 def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield place and object of every row of a JSON Lines file or array; no row may be bad."""
     for place, row in json_rows(CorpusFile(str(path))):
-        if isinstance(row, _Unreadable):
+        if isinstance(row, CorpusError):
             raise CorpusError(f"{place}: {row.rule}", row.value, "Correct it.")
         if not isinstance(row, dict):
             raise CorpusError(f"{place}: a row must be a JSON object", row, "Correct it.")
@@ -184,10 +179,10 @@ def _json_value(line: bytes) -> object:
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return _Unreadable("a line must be UTF-8", f"{error.reason} at byte {error.start}")
+        return _bad("a line must be UTF-8", f"{error.reason} at byte {error.start}")
     except (ValueError, RecursionError) as error:
         several = line.strip() == b"{"  # the first line of a value that is printed over several
-        return _Unreadable(
+        return _bad(
             f"a line must be JSON ({error})",
             line[:200].strip().decode(errors="replace"),
             "Write each row on one line: jq -c . FILE." if several else _CORRECT_ROW,
@@ -218,21 +213,21 @@ def _array(file: CorpusFile, stream: BinaryIO) -> list[object]:
 
 
 def field_of(row: object, name: str) -> object:
-    if isinstance(row, _Unreadable):
+    if isinstance(row, CorpusError):
         return row
     if not isinstance(row, dict):
-        return _Unreadable("a row must be a JSON object", row)
+        return _bad("a row must be a JSON object", row)
     if name in row:
         return row[name]
     remedy = _CORRECT_ROW
     lists = [key for key, value in row.items() if isinstance(value, list)]
     if len(lists) == 1 and row[lists[0]] and isinstance(row[lists[0]][0], dict):
         remedy = f"Write the rows of {lists[0]!r} on lines: jq -c '.[{json.dumps(lists[0])}][]'."
-    return _Unreadable(f"a row must have the field {name!r}", f"fields {sorted(row)}", remedy)
+    return _bad(f"a row must have the field {name!r}", f"fields {sorted(row)}", remedy)
 
 
 def parquet_rows(file: CorpusFile, name: str) -> PlacedRows:
-    with file.open_random() as stream, typed_errors(file), pq.ParquetFile(stream) as table:
+    with file.open() as stream, typed_errors(file), pq.ParquetFile(stream) as table:
         schema = table.schema_arrow
         _require_column(str(file), name, schema.names)
         kind = schema.field(name).type
@@ -252,20 +247,15 @@ def parquet_rows(file: CorpusFile, name: str) -> PlacedRows:
 
 
 def _require_column(place: str, name: str, columns: Sequence[str]) -> None:
-    require(
-        name in columns,
-        CorpusError,
-        f"{place}: there must be a column {name!r}",
-        f"columns {columns}",
-        "Name another.",
-    )
+    rule = f"{place}: there must be a column {name!r}"
+    require(name in columns, CorpusError, rule, f"columns {columns}", "Name another.")
 
 
 def _arrow_value(value: pa.Scalar) -> object:
     try:
         return value.as_py()
     except UnicodeDecodeError as error:
-        return _Unreadable("text must be UTF-8", f"{error.reason} at byte {error.start}")
+        return _bad("text must be UTF-8", f"{error.reason} at byte {error.start}")
 
 
 def dataset_rows(
@@ -304,4 +294,4 @@ def _inside(value: object, path: Sequence[str]) -> Iterator[object]:
     elif isinstance(value, dict) and path[0] in value:
         yield from _inside(value[path[0]], path[1:])
     else:
-        yield _Unreadable(f"a row must have the field {path[0]!r}", value)
+        yield _bad(f"a row must have the field {path[0]!r}", value)

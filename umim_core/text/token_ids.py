@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ _HASHED_TOKENS: Final = 1 << 20
 Ids = NDArray[np.int32]
 Ints = NDArray[np.int64]
 AnyInts = NDArray[np.integer]
+Offsets = Ints | range  # borders of segments [segments + 1]; a range of equal ones
 TokenPiece = tuple[Ids, bool]  # ids, and whether they end their document
 
 
@@ -46,54 +46,25 @@ def flat(rows: Sequence[Sequence[int] | AnyInts]) -> tuple[Ids, Ints]:
     return np.concatenate([np.zeros(0, np.int32), *parts]), offsets
 
 
-@dataclass(frozen=True)
-class UniformOffsets:
-    """Borders of ``count`` segments of ``length`` tokens, without an array of them.
+def segment_borders(tokens: int, length: int) -> range:
+    """Return the borders of the whole segments of so many tokens, at least one.
 
-    Stands for ``np.arange(count + 1) * length``; for 1e12 tokens that would be 16 GB.
+    As an array, those of 1e12 tokens would be 16 GB.
     """
-
-    length: int
-    count: int
-
-    @classmethod
-    def within(cls, tokens: int, length: int) -> Self:
-        """Return the borders of the whole segments of so many tokens, at least one."""
-        remedy = "Give more text, or cut it into shorter segments, of 2 tokens or more."
-        require(
-            2 <= length <= tokens,
-            CorpusError,
-            f"a corpus must hold at least one segment of {length} tokens",
-            f"{tokens} tokens",
-            remedy,
-        )
-        return cls(length, tokens // length)
-
-    def rows(self, ids: AnyInts) -> Ids:
-        """Return the segments of an array of ids [count, length]; what is left over is dropped."""
-        return np.asarray(ids[: self[-1]], dtype=np.int32).reshape(-1, self.length)
-
-    def __len__(self) -> int:
-        return self.count + 1
-
-    @overload
-    def __getitem__(self, where: int) -> int: ...
-
-    @overload
-    def __getitem__(self, where: slice) -> Ints: ...
-
-    def __getitem__(self, where: int | slice) -> int | Ints:
-        if isinstance(where, slice):
-            return np.arange(*where.indices(len(self)), dtype=np.int64) * self.length
-        return range(len(self))[where] * self.length
-
-    def find(self, position: int) -> int:
-        """Return the first border at or after a position."""
-        return -(-position // self.length)
+    require(
+        2 <= length <= tokens,
+        CorpusError,
+        f"a corpus must hold at least one segment of {length} tokens",
+        f"{tokens} tokens",
+        "Give more text, or cut it into shorter segments, of 2 tokens or more.",
+    )
+    return range(0, tokens // length * length + 1, length)
 
 
-Offsets = Ints | UniformOffsets
-AnyOffsets = TypeVar("AnyOffsets", bound=Ints | UniformOffsets)
+def segment_rows(ids: AnyInts, length: int) -> Ids:
+    """Return the whole segments of an array of ids [segments, length], at least one."""
+    borders = segment_borders(len(ids), length)
+    return np.asarray(ids[: borders[-1]], dtype=np.int32).reshape(-1, length)
 
 
 def read_ids(ids: Tokens, low: int, high: int) -> Ids:
@@ -162,13 +133,13 @@ def check_range(ids: NDArray[np.integer], where: str = "corpus", start: int = 0)
         )
 
 
-def check_offsets(offsets: AnyOffsets, size: int) -> AnyOffsets:
-    """Return borders if they cut ``size`` tokens into consecutive segments.
+def check_offsets(offsets: Offsets, size: int) -> None:
+    """Refuse borders that do not cut ``size`` tokens into consecutive segments.
 
-    Uniform segments may leave a remainder, which is dropped.
+    A range may leave a remainder, which is dropped.
     """
-    if isinstance(offsets, UniformOffsets):
-        fits = offsets.length > 0 and 0 <= offsets[-1] <= size
+    if isinstance(offsets, range):
+        fits = offsets.step > 0 == offsets.start and len(offsets) > 0 and offsets[-1] <= size
     else:
         fits = bool(len(offsets) and offsets[0] == 0 and offsets[-1] == size)
         fits = fits and not (offsets[1:] < offsets[:-1]).any()
@@ -179,7 +150,6 @@ def check_offsets(offsets: AnyOffsets, size: int) -> AnyOffsets:
             f"{offsets[-1] if len(offsets) else None}",
             "Give one border more than there are segments.",
         )
-    return offsets
 
 
 def encode(

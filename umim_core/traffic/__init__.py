@@ -1,1 +1,1 @@
-"""Mining: frequent n-grams or confident spans of a corpus, found and counted exactly."""
+"""Logged requests: what they hold, and what merged spans would save of them."""

@@ -27,7 +27,7 @@ from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import directory_digest
 from umim_core.text.sources import TokenIds
-from umim_core.text.token_ids import UniformOffsets
+from umim_core.text.token_ids import segment_borders
 
 
 @pytest.fixture(scope="module", params=["here", pytest.param("cluster", marks=pytest.mark.full)])
@@ -218,7 +218,7 @@ def test_a_torn_order_is_counted_again(
 def test_given_ngrams_and_their_documents_are_counted_exactly(
     corpus: TinyCorpus, two_cores: None, kind: str
 ) -> None:
-    offsets = UniformOffsets(LENGTH, len(corpus.ids) // LENGTH)
+    offsets = segment_borders(len(corpus.ids), LENGTH)
     ids = corpus.ids[: offsets[-1]]
     counts = count_ngrams(ids, offsets, 2, excluded=(0,))
     tokens = corpus.tokenized.path / "train" if kind == "shards" else ids
@@ -238,7 +238,7 @@ def test_the_typed_error_of_a_worker_reaches_the_caller(
 ) -> None:
     ids = corpus.ids[:6000].copy()
     ids[4321] = -3
-    broken = Corpus(ids, UniformOffsets(LENGTH, 300))
+    broken = Corpus(ids, range(0, 300 * LENGTH + 1, LENGTH))
     keys = {n: np.zeros(0, np.int64) for n in ORDERS}
     with pytest.raises(CorpusError) as caught:
         if recount:

@@ -52,7 +52,7 @@ from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import DEFAULT_TASK, Recipe, RunRecipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.source_names import source_of
+from umim_core.text.sources import source_of
 
 TRAIN = {"max_steps": 4, "batch_size": 4}
 MODEL = "umim-docs-llama"

@@ -33,7 +33,7 @@ from umim_core.errors import CheckpointError, EvaluationError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.questions import ShardScores, evaluate_task
 from umim_core.model.umim import UMIM
-from umim_core.text.source_names import source_of
+from umim_core.text.sources import source_of
 from umim_core.text.tokens import first_ids
 
 
