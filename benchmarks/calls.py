@@ -10,8 +10,9 @@ the base model with schemas that have no descriptions of parameters, that are wr
 space, or that are cut behind as many tokens as merging leaves. A call counts if its function is
 right and its arguments are accepted values, as the leaderboard compares them. Besides: the share of
 the schemas' tokens that is saved, and, behind the prompt, nats a token of the right call as the
-base model writes calls, and the share of its tokens that both would say. ``--answers`` names a
-folder in which every side's answers stay, so that a killed run goes on.
+base model writes calls, and the share of its tokens that both would say. All sides but the first
+two are asked ``--few`` of the questions, evenly spread. ``--answers`` names a folder in which every
+side's answers stay, so that a killed run goes on.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -42,6 +44,7 @@ from umim_core.text.roles import Role
 from umim_core.text.rows import read_objects
 from umim_core.text.token_ids import encode
 from umim_core.traffic.prompt_rows import PromptRow
+from umim_core.training.objectives import spread_rows
 from umim_core.tuning.tune import ReplyScores, reply_scores
 
 SETS: Final = ("simple_python", "multiple", "parallel", "parallel_multiple")
@@ -211,10 +214,20 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report |= {"questions": len(questions), "sets": options.sets, "new_tokens": _NEW}
     report |= {"longest": umim.rules.longest, "form": umim.checkpoint.config.form(), "sides": []}
 
-    def ask_side(name: str, model: Model, merge: Merge, edit: Edit = as_written) -> Answers:
-        rows, written = prompts(model, questions, edit)
-        found = ask(model, questions, rows, merge, written, options.answers)
-        report["sides"].append({"side": name} | figures(found, found if name == "base" else base))
+    few = spread_rows(len(questions), options.few)
+    whole = list(range(len(questions)))
+
+    def ask_side(
+        name: str, model: Model, merge: Merge, edit: Edit = as_written, which: list[int] = few
+    ) -> Answers:
+        some = [questions[n] for n in which]
+        batches = [
+            ask(model, batch, *prompts(model, batch, edit), merge, options.answers)
+            for batch in (some[n : n + _BATCH] for n in range(0, len(some), _BATCH))
+        ]
+        found = Answers(*(list(chain(*of)) for of in zip(*batches, strict=True)))
+        same = found if name == "base" else Answers(*([of[n] for n in which] for of in base))
+        report["sides"].append({"side": name, "questions": len(some)} | figures(found, same))
         print(report["sides"][-1], file=sys.stderr, flush=True)
         return found
 
@@ -223,8 +236,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
         return Model(umim.backbone, fewer)
 
     sizes = umim.rules.sizes
-    base = ask_side("base", umim, "none")
-    merged = ask_side("umim", umim, "prompt")
+    base = ask_side("base", umim, "none", which=whole)
+    merged = ask_side("umim", umim, "prompt", which=whole)
     for least in options.shortest or ():
         ask_side(f"umim, spans of at least {least}", of_sizes(sizes >= least), "prompt")
     ask_side(f"umim, spans of at most {SHORT}", of_sizes(sizes <= SHORT), "prompt")
@@ -265,11 +278,11 @@ def ask(
     umim: Model,
     questions: Sequence[Question],
     rows: Sequence[PromptRow],
-    merge: Merge,
     written: Sequence[tuple[int, int]],
+    merge: Merge,
     answers: Path | None,
 ) -> Answers:
-    """Answer questions greedily and score right calls; what lies in ``answers`` is read there."""
+    """Answer a batch greedily and score right calls; what lies in ``answers`` is read there."""
     merged = merge == "prompt"
     weights = [w.detach().float().numpy() for w in umim.checkpoint.module.state_dict().values()]
     module = [umim.rules.digest, *(sha256_bytes(w.tobytes()) for w in weights)]
@@ -286,15 +299,13 @@ def ask(
     tokenizer = umim.backbone.require_tokenizer()
     options = GenerateOptions(merge=merge, raw_tail=0, max_new_tokens=_NEW, do_sample=False)
     right, saved, tools_saved = list[bool](), list[float](), list[float]()
-    for first in range(0, len(rows), _BATCH):
-        batch = [PromptIds(row.prompt, row.parts) for row in rows[first : first + _BATCH]]
-        made = umim.engine.generate(batch, options.of_model(umim.backbone))
-        for n, answer in enumerate(made.rows, first):
-            said = tokenizer.decode(answer.ids, skip_special_tokens=True)
-            right.append(is_right(calls_of(said), questions[n].accepted))
-            less = written[n][0] - answer.prompt_units
-            saved.append(less / written[n][0])
-            tools_saved.append(less / written[n][1])
+    batch = [PromptIds(row.prompt, row.parts) for row in rows]
+    made = umim.engine.generate(batch, options.of_model(umim.backbone))
+    for answer, question, (whole, schemas) in zip(made.rows, questions, written, strict=True):
+        said = tokenizer.decode(answer.ids, skip_special_tokens=True)
+        right.append(is_right(calls_of(said), question.accepted))
+        saved.append((whole - answer.prompt_units) / whole)
+        tools_saved.append((whole - answer.prompt_units) / schemas)
     model = umim.merged_model if merged else umim.merged_model.base()
     scores = reply_scores(model, rows)
     greedy = [tokens.tolist() for tokens in scores.greedy]
@@ -321,6 +332,7 @@ def figures(found: Answers, base: Answers) -> Report:
         "points": change["mean"],
         "points_error": change["std"],
         "nats": replies.merged_nats,
+        "base_nats": replies.base_nats,
         "nats_error": replies.nats_error,
         "agreement": replies.agreement,
     }
@@ -334,6 +346,7 @@ BENCHMARK: Final = Benchmark(
         "bfcl": {"type": Path, "required": True},
         "sets": {"nargs": "+", "choices": SETS, "default": SETS[:2]},
         "shortest": {"nargs": "*", "type": int},
+        "few": 1000,
         "answers": Path,
     },
     measure=run,

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
 from docs.make.document import RESULTS, ROOT, Document
 from tasks.report.ablation import FIGURES, AblationData, ablation_page, figure_svg
 from tasks.report.adaptation import adaptation_page, adaptation_rows, adaptation_svg
-from tasks.report.charts import svg_file
+from tasks.report.charts import Line, Panel, chart, svg_file
 from tasks.report.render import Report, environment, page, walk
 from tasks.report.report import ATTENTION, attention_figure
 from umim_core.adaptation.settings import ADAPTED, WT
@@ -120,6 +121,8 @@ def documents_of(results: Path) -> list[Document]:
             figures = {f"{results.stem}-attention": partial(_attention_svg, example)}
         elif report["benchmark"] == "positions":
             figures = {results.stem: partial(_positions_svg, report)}
+        elif report["benchmark"] == "calls":
+            figures = {results.stem: partial(_calls_svg, report)}
     else:
         return []
     return [
@@ -135,6 +138,33 @@ def _attention_svg(example: Report) -> str:
 def _positions_svg(report: Report) -> str:
     drawing = environment(TEMPLATES).get_template("positions.svg")
     return drawing.render(report, shown=_SHOWN_KINDS)
+
+
+def _calls_svg(report: Report) -> str:
+    """Return calls kept and nats of right calls over what is saved of the schemas."""
+    sides = sorted(report["sides"], key=itemgetter("tools_saved"))
+    base = next(side for side in sides if side["side"] == "base")
+    merged = [side for side in sides if side["side"].startswith("umim")]
+    kinds = {"UMIM": [base, *merged]}
+    kinds |= {side["side"]: [side] for side in sides if side not in kinds["UMIM"]}
+
+    def panel(label: str, height: Callable[[Report], float], level: float) -> Panel:
+        lines = [
+            Line(kind, [(100 * side["tools_saved"], height(side)) for side in shown], index)
+            for index, (kind, shown) in enumerate(kinds.items())
+        ]
+        axes = {"xlabel": "Saved of the schemas' tokens (%)", "ylabel": label}
+        return Panel(lines, axes=axes, levels=[(level, None)])
+
+    figure = chart(
+        [
+            panel("Calls kept (% of the base's)", lambda x: 100 * x["kept"][0] / x["kept"][1], 98),
+            panel(
+                "Nats of right calls (1: the base's)", lambda x: x["nats"] / x["base_nats"], 1.05
+            ),
+        ]
+    )
+    return svg_file(figure, f"calls-{report['checkpoint']}", "Calls and what is saved of schemas")
 
 
 def benchmark_page(report: Report) -> str:

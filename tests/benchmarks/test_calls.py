@@ -129,10 +129,10 @@ def test_every_side_is_asked_of_functions_that_no_training_sees(
 
     def side(merge: Merge, edit: Edit = as_written) -> Answers:
         rows, written = prompts(umim, questions, edit)
-        found = ask(umim, questions, rows, merge, written, tmp_path / "answers")
+        found = ask(umim, questions, rows, written, merge, tmp_path / "answers")
         with monkeypatch.context() as patch:
             patch.setattr(umim.engine, "generate", None)  # read again, not asked again
-            assert ask(umim, questions, rows, merge, written, tmp_path / "answers") == found
+            assert ask(umim, questions, rows, written, merge, tmp_path / "answers") == found
         return found
 
     base, merged = side("none"), side("prompt")
