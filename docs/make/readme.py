@@ -65,7 +65,7 @@ def _functions(functions: Report) -> tuple[str, ...]:
 
 
 def _calls(report: Report) -> tuple[str, ...]:
-    """Return how many of the base model's right function calls each side keeps."""
+    """Return the share of the base model's right function calls that each side keeps."""
     sides = {side["side"]: side for side in report["sides"]}
     base, umim, cut, bare = (
         sides[name] for name in ("base", "umim", "cut", "no descriptions of parameters")
@@ -74,10 +74,14 @@ def _calls(report: Report) -> tuple[str, ...]:
     layers = int(config.backbone_model.config["num_hidden_layers"])
     return (
         f"{_LARGE}: calls kept, {_percent(umim['tools_saved'])} of their schemas saved",
-        *(str(side["kept"][0]) for side in (base, umim, cut)),
-        f"{bare['kept'][0]} no descriptions, {_percent(bare['tools_saved'])} saved",
+        *(_kept(side) for side in (base, umim, cut)),
+        f"{_kept(bare)} no descriptions, {_percent(bare['tools_saved'])} saved",
         _percent(umim["saved"] * (layers - config.merge_depth) / layers),
     )
+
+
+def _kept(side: Report) -> str:
+    return _percent(side["kept"][0] / side["kept"][1])
 
 
 def _second_halves(points: Sequence[Report]) -> tuple[str, ...]:
