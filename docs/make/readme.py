@@ -65,17 +65,17 @@ def _functions(functions: Report) -> tuple[str, ...]:
 
 
 def _calls(report: Report) -> tuple[str, ...]:
-    """Return the share of the base model's right function calls that each side keeps."""
+    """Return how many of the base model's right function calls each side keeps."""
     sides = {side["side"]: side for side in report["sides"]}
-    base, umim, cut, bare = (
-        sides[name] for name in ("base", "umim", "cut", "no descriptions of parameters")
-    )
+    umim, white = sides["umim"], sides["no white space"]
     config = read_config(resolve_checkpoint(report["checkpoint"]))
     layers = int(config.backbone_model.config["num_hidden_layers"])
     return (
-        f"{_LARGE}: calls kept, {_percent(umim['tools_saved'])} of their schemas saved",
-        *(_kept(side) for side in (base, umim, cut)),
-        f"{_kept(bare)} no descriptions, {_percent(bare['tools_saved'])} saved",
+        f"{_LARGE}: calls kept, unseen functions, {_percent(umim['tools_saved'])} of schemas",
+        str(umim["kept"][1]),
+        f"{umim['kept'][0]} ({_kept(umim)})",
+        _kept(sides["cut"]),
+        f"{_kept(white)} no white space, {_percent(white['tools_saved'])} saved",
         _percent(umim["saved"] * (layers - config.merge_depth) / layers),
     )
 
