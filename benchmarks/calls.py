@@ -284,13 +284,17 @@ def ask(
 ) -> Answers:
     """Answer a batch greedily and score right calls; what lies in ``answers`` is read there."""
     merged = merge == "prompt"
-    weights = [w.detach().float().numpy() for w in umim.checkpoint.module.state_dict().values()]
+    state = umim.checkpoint.module.state_dict().values()
+    weights = [w.detach().float().cpu().numpy() for w in state]
     module = [umim.rules.digest, *(sha256_bytes(w.tobytes()) for w in weights)]
     asked = {
         "backbone": [umim.backbone.fingerprint, str(umim.backbone.dtype)],
-        "merged": module if merged else [],
+        "merged": [umim.checkpoint.config.form(), *module] if merged else [],
+        "new_tokens": _NEW,
         "rows": [[row.prompt.tolist(), row.parts, row.reply.tolist()] for row in rows],
-        "questions": [question.accepted for question in questions],
+        "questions": [
+            [question.accepted, *sizes] for question, sizes in zip(questions, written, strict=True)
+        ],
     }
     file = answers and answers / f"{sha256_bytes(canonical_json(asked).encode())}.json"
     if file and file.exists():
