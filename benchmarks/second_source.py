@@ -32,6 +32,7 @@ from benchmarks.calls import as_written
 from benchmarks.runner import Benchmark, Gate, Report, at_least
 from umim_core import UMIM
 from umim_core.config.form import Merge
+from umim_core.errors import CorpusError, require
 from umim_core.inference.options import GenerateOptions
 from umim_core.model.inputs import encode_prompts
 from umim_core.text.rows import read_objects
@@ -45,6 +46,7 @@ _QUESTIONS: Final = 20  # of each kind
 _GROUP: Final = 3  # schemas of a question
 _NEW: Final = 32  # tokens of an answer
 _NAME: Final = re.compile(r'"name": *"([^"]*)"')  # of the first call
+_PRICE: Final = re.compile(r"(\d+)(?:\.(\d*?)0*)?")  # its last zeros say nothing
 Row = dict[str, Any]
 FACTS: Final[tuple[tuple[str, Callable[[Row], object]], ...]] = (
     ("What is the status of this order?", lambda order: order["status"]),
@@ -72,7 +74,11 @@ class Question:
         if self.tools:
             called = _NAME.search(answer)
             return called is not None and called[1] == self.key
-        return re.search(rf"\b{re.escape(_plain(self.key))}", _plain(answer)) is not None
+        key = re.escape(_plain(self.key))
+        if price := _PRICE.fullmatch(self.key):  # 46.7 is 46.70, and 46 is 46.00
+            whole, cents = price.groups("")
+            key = rf"(?<!\d\.){whole}" + (rf"\.{cents}0*" if cents else r"(?:\.0+)?")
+        return re.search(rf"\b{key}(?!\w)(?!\.\d)", _plain(answer)) is not None
 
 
 def _plain(text: str) -> str:
@@ -125,8 +131,12 @@ def read_questions(folder: Path) -> Iterator[tuple[str, list[Question]]]:
     """Yield the questions on orders and on schemas that are held out."""
     orders = [one for one in _rows(folder, "orders") if held_out(one["order_id"])]
     kinds = len(FACTS)
+    counts = f"{len(orders)} orders"
+    require(len(orders) >= _QUESTIONS, CorpusError, f"{_QUESTIONS} orders must be held out", counts)
     yield "results", [of_order(orders[n], n % kinds) for n in range(_QUESTIONS)]
     tools = [one for one in _rows(folder, "github-mcp") if held_out(one["function"]["name"])]
+    counts = f"{len(tools)} functions"
+    require(len(tools) >= _GROUP, CorpusError, f"{_GROUP} functions must be held out", counts)
     asked = []
     for n in range(_QUESTIONS):
         step = 1 + n // len(tools)  # a function that is asked again stands among others

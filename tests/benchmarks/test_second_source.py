@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.runner import facts
 from benchmarks.second_source import (
+    Question,
     ask,
     figures,
     gates,
@@ -21,6 +22,7 @@ from benchmarks.second_source import (
 )
 from docs.make.results import benchmark_page
 from umim_core import UMIM
+from umim_core.errors import CorpusError
 
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{% for m in messages %}{{ m.role }}:"
@@ -59,6 +61,36 @@ def schema(name: str) -> dict[str, Any]:
 def test_a_fact_is_told_by_its_key(fact: int, right: str, wrong: str) -> None:
     question = of_order(order(1), fact)
     assert question.accepts(right) and not question.accepts(wrong)
+
+
+@pytest.mark.parametrize(
+    ("key", "right", "wrong"),
+    [
+        ("46.7", ["$46.7", "46.70.", "It is $46.700"], ["$46.79", "46.75", "46.7.1", "146.7"]),
+        ("46.70", ["46.7"], ["46.07"]),
+        ("46.0", ["$46.", "46.00", "$46"], ["$46.5", "3.46", "460"]),
+        ("46", ["$46.00"], ["$46.01", "460"]),
+        ("Boots", ["boots."], ["Bootstrap"]),
+    ],
+)
+def test_a_key_ends_where_it_ends(key: str, right: list[str], wrong: list[str]) -> None:
+    question = Question([], None, [], key)
+    assert all(map(question.accepts, right)) and not any(map(question.accepts, wrong))
+
+
+@pytest.mark.parametrize(
+    ("orders", "functions", "error"),
+    [(40, 60, "20 orders must be held out"), (200, 2, "3 functions must be held out")],
+)
+def test_too_few_held_out_are_refused(
+    tmp_path: Path, orders: int, functions: int, error: str
+) -> None:
+    files = {"orders": map(order, range(orders))}
+    files["github-mcp"] = map(schema, [f"find{n}" for n in range(functions)])
+    for name, rows in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    with pytest.raises(CorpusError, match=error):
+        list(read_questions(tmp_path))
 
 
 def test_a_wish_names_no_function_and_the_first_call_counts() -> None:
