@@ -106,7 +106,7 @@ def _of_the_authors() -> tuple[str, ...]:
     saving = mean(next(row for row in rows if row[1] == "Merge Module")[3:12:2])
     base, umim = points.pop("Original"), points.pop("Merge Module")
     best = max(points, key=points.__getitem__)
-    heading = f"{_AUTHORS}, the paper's own figures: accuracy"
+    heading = f"{_AUTHORS}, reported by the paper, not reproduced: accuracy"
     return (
         heading,
         f"{base:.1f}",
@@ -118,12 +118,13 @@ def _of_the_authors() -> tuple[str, ...]:
 
 
 def readme_words(folder: Path = RESULTS) -> str:
-    """Return the sentences whose figures are those of result files: answers, and time."""
+    """Return the sentences whose figures are those of result files: answers, calls, time."""
     large, small = (
         _read(folder, f"answers-{name}")["lists"] for name in ("qwen-coder-0.5b", "smollm2")
     )
-    kept = sum(asked["sides"][_SIDE]["kept"] for asked in large.values())
-    accepted = sum(asked["accepted"] for asked in large.values())
+    chats, pages = (large[asked]["sides"][_SIDE] for asked in ("chats", "documents"))
+    asked_calls = {side["side"]: side for side in _read(folder, "calls-qwen-tools")["sides"]}
+    base, cut = asked_calls["base"], asked_calls["cut"]
     umim, truncation = (
         _percent(1 - small["chats"]["sides"][side]["kept"] / small["chats"]["accepted"])
         for side in (_SIDE, "truncation")
@@ -131,21 +132,30 @@ def readme_words(folder: Path = RESULTS) -> str:
     cases = _read(folder, "engine-smollm2")["cases"]
     short, long = (cases[f"bfloat16, 1 x {tokens}"]["phases"]["prefill"] for tokens in (1024, 4096))
     answers = (
-        f"**{_LARGE}**, the largest model with a checkpoint here, keeps "
-        f"{_percent(kept / accepted)} of {accepted} answers; of chats, "
-        f"{_percent(large['chats']['sides'][_SIDE]['same'])} are the same word for word. "
+        f"**{_LARGE}** keeps {chats['kept']} of {large['chats']['accepted']} answers to chats "
+        f"({_percent(chats['same'])} word for word), but {pages['kept']} of "
+        f"{large['documents']['accepted']} to questions on pages ({_percent(pages['same'])}). "
         f"**{_SMALL}** loses {umim} of its answers to chats, truncation {truncation}: it shows the "
-        "method, and is no model to merge prompts of in earnest."
+        "method, no more."
+    )
+    calls = (
+        f"**Calls**: the base model is right on {base['right']} of {base['questions']} questions "
+        "on functions that no training saw. A call is kept if function and arguments are right, "
+        "as the Berkeley leaderboard compares them. Other methods were asked "
+        f"{cut['questions']} of them; truncation cuts each schema."
     )
     time = (
         f"**Time.** {_SMALL} in the paper's form reads 1,024 tokens {short['speedup']:.2f} times "
-        f"as fast, where {short['bound']:.2f} is the most that "
-        f"{_percent(short['token_reduction'])} fewer can give, 4,096 tokens "
-        f"{long['speedup']:.2f} times of {long['bound']:.2f} "
-        "([bfloat16, two threads](docs/results/engine-smollm2.md)). `umim bench -c CHECKPOINT` "
-        "times your machine and says from which length it pays."
+        f"as fast ({short['bound']:.2f} is possible), 4,096 {long['speedup']:.2f} times "
+        f"({long['bound']:.2f}; [bfloat16, two CPU threads](docs/results/engine-smollm2.md)). "
+        "`umim bench -c CHECKPOINT` times your machine and says from which length it pays."
     )
-    return "\n\n".join(textwrap.fill(text, 100) for text in (answers, time)) + "\n"
+    return (
+        "\n\n".join(
+            textwrap.fill(text, 100, break_on_hyphens=False) for text in (answers, calls, time)
+        )
+        + "\n"
+    )
 
 
 def _percent(share: float) -> str:
