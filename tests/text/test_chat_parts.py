@@ -486,3 +486,26 @@ def test_what_calls_spell_stays_raw_in_schemas(
     raw = ["".join(written.text[a:b].split()) for (_, a), (b, _) in pairs]
     choices = '["a]b",["c",{"d":1}],2]', "items", 'lon\\\\g\\"', "properties", "fg", "enum", "-1.5"
     assert raw == ["find", "é", "type", *choices, "const", '{"properties":{"p":true}}']
+
+
+@pytest.mark.parametrize(
+    ("parameters", "names"),
+    [
+        ({"place": {"type": "string"}, "unit": {"enum": ["C"]}}, ["place", "unit", '["C"]']),
+        ({"type": "object", "days": {"type": "number"}}, ["days"]),
+        ({"$defs": {"day": {"type": "string"}}, "properties": {"when": {}}}, ["when"]),
+        ({"$defs": {"properties": {"type": "object", "properties": {"city": {}}}}}, ["city"]),
+        ({"properties": {"parameters": {"properties": {"a": {}}}}}, ["parameters", "a"]),
+        ({"properties": {}, "patternProperties": {"properties": {"const": 1}}}, ["1"]),
+        ([{"name": "place", "type": "string"}], ["place"]),
+    ],
+)
+def test_names_of_parameters_stay_raw_however_a_schema_says_them(
+    tokenizer: PreTrainedTokenizerBase, parameters: object, names: list[str]
+) -> None:
+    tokenizer.chat_template = TOOLED["each"]
+    tool = {"type": "function", "function": {"name": "find", "parameters": parameters}}
+    written = write_chat(TOOL_CHAT[:2], tokenizer, [tool], ("tools",))
+    pairs = itertools.pairwise(written.places)
+    raw = [written.text[a:b] for (_, a), (b, _) in pairs]
+    assert set(raw) >= {"find", *names} and set(raw) <= {"find", "$defs", *names}

@@ -66,6 +66,13 @@ _SCHEMAS: Final = "its template does not write tools as tojson does"
 # Texts, brackets and other values of JSON, each read once.
 _JSON: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|[^\s{}\[\],:"]+')
 _CHOICES: Final = ('"enum"', '"const"')
+_PROPERTIES: Final = '"properties"'
+_PARAMETERS: Final = ('"parameters"', '"parameter_definitions"')
+# Keys whose object has names, not keys of a schema.
+_MAPS: Final = tuple(
+    f'"{key}"'
+    for key in ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+)
 
 
 @dataclass(frozen=True)
@@ -386,32 +393,40 @@ class _Same:
 
 def _unspelled(schema: str, start: int) -> list[Place]:
     """Return the places of a schema, which begins at ``start``, between what calls must spell."""
-    borders = [0, *(border for place in _spelled(schema) for border in place), len(schema)]
+    spelled = sorted(_spelled(schema))
+    borders = [0, *(border for place in spelled for border in place), len(schema)]
     pairs = zip(borders[::2], borders[1::2], strict=True)
     return [(start + first, start + end) for first, end in pairs if first < end]
 
 
 def _spelled(schema: str) -> Iterator[Place]:
-    """Yield where a schema as JSON has names, keys of ``properties`` among them, and choices."""
+    """Yield where a schema as JSON has names, keys of ``properties`` among them, and choices.
+
+    Where parameters have no ``properties``, as some write them, keys with an object are names.
+    """
     levels = list[_Level]()
     choices: tuple[int, int] | None = None  # levels around them, and where they begin
     for found in _JSON.finditer(schema):
-        text, level = found[0], levels[-1] if levels else _Level(False, False)
+        text, level = found[0], levels[-1] if levels else _Level(False)
         if text in ("}", "]"):
-            levels.pop()
+            yield from levels.pop().loose or ()
             if choices and choices[0] == len(levels):
                 yield choices[1], found.end()
                 choices = None
         elif level.is_object and not level.key:
-            level.key = text
-            if level.has_names and not choices:
-                yield found.start() + 1, found.end() - 1
+            level.key, level.place = text, (found.start() + 1, found.end() - 1)
+            if level.of == _PROPERTIES and not choices:
+                yield level.place
             continue
         else:
-            key = "" if level.has_names or choices else level.key
+            key = "" if level.of in _MAPS or choices else level.key
             if text in ("{", "["):
                 choices = (len(levels), found.start()) if key in _CHOICES else choices
-                levels.append(_Level(text == "{", text == "{" and key == '"properties"'))
+                if level.loose is not None and text == "{":
+                    level.loose.append(level.place)
+                    level.loose = None if key == _PROPERTIES else level.loose
+                loose = list[Place]() if key in _PARAMETERS and not choices else None
+                levels.append(_Level(text == "{", key, loose))
                 continue
             if key in _CHOICES or (key == '"name"' and text[0] == '"'):
                 inner = text[0] == '"'
@@ -422,11 +437,19 @@ def _spelled(schema: str) -> Iterator[Place]:
 
 @dataclass
 class _Level:
-    """An open object or list of JSON; ``key`` as written, whose value comes next."""
+    """An open object or list of JSON.
+
+    Attributes:
+        of: The key of a schema whose value it is, as written; "" of another.
+        loose: Keys with an object so far, where these are names unless ``properties`` comes.
+        key: Whose value comes next, as written, and its ``place``.
+    """
 
     is_object: bool
-    has_names: bool
+    of: str = ""
+    loose: list[Place] | None = None
     key: str = ""
+    place: Place = (0, 0)
 
 
 def log_unmerged(reason: str) -> None:
