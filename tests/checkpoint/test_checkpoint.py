@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import shlex
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from umim_core.checkpoint.checkpoint_index import (
     own_name,
     record_checkpoint,
 )
-from umim_core.checkpoint.next_steps import after_pruning
+from umim_core.checkpoint.next_steps import after_mining, after_pruning
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import (
     ArtifactError,
@@ -45,7 +46,8 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json, write_manifest
-from umim_core.text.sources import Reading
+from umim_core.text.files import SourceKind
+from umim_core.text.sources import Reading, source_of
 
 SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 
@@ -406,3 +408,35 @@ def test_training_is_printed_for_models_that_the_command_takes(
         assert train.startswith("  umim train") and "--start less --out less-trained" in train
     else:
         assert "revision v2" in train and "recipe" in train
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "short"),
+    [
+        ("a.txt b.md c.txt.gz", None, True),
+        ("a.txt b.md c.txt", "text", True),
+        ("a.log b.log c.log", "text", False),
+        ("a.txt b.txt c.log", "text", False),
+        ("a.txt b.txt c.json", "text", False),
+        ("a.json b.json c.json", "text", False),
+        ("a.txt b.txt .c.txt", None, False),
+        ("a.txt b.txt", None, False),
+    ],
+)
+def test_a_folder_is_named_where_the_command_reads_the_same_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, kind: SourceKind, short: bool
+) -> None:
+    for name in names.split():
+        (tmp_path / name).write_text("a")
+    texts, reading = tuple(str(tmp_path / name) for name in names.split()), Reading(kind=kind)
+    *_, line = after_mining(Path("out"), None, texts, reading=reading, tokens=9, segment_length=8)
+    said = tuple(shlex.split(line.partition(" MODEL ")[2].partition(" --rules")[0]))
+    assert said == ((str(tmp_path),) if short else texts)
+    assert kind is None or source_of(said, reading) == source_of(texts, reading)
+
+    def closed(folder: Path) -> Iterator[Path]:
+        raise PermissionError(str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    *_, line = after_mining(Path("out"), None, texts, reading=reading, tokens=9, segment_length=8)
+    assert texts[0] in line

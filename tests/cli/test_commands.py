@@ -181,6 +181,8 @@ def test_demo_asks_both_sides_three_questions(
     assert "; merge prompt, raw tail 16" in found.out
     (tmp_path / file).write_text("no model")
     assert file in umim("demo", "--pairs", "1").err  # tools come first
+    for option in ("--budget", "--target-tr"):  # which need prices
+        assert file not in umim("demo", "--pairs", "1", option, "0.01").err
 
 
 def calling_tools(folder: Path) -> Path:

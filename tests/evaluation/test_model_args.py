@@ -46,6 +46,18 @@ def test_arguments_that_do_not_go_together_are_refused_before_anything_is_read(
         UmimLM("no-such-checkpoint", **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [row for row in REFUSED if row[0].get("merge") == "none" and "method" not in row[0]],
+)
+def test_what_a_checkpoint_recommends_is_checked_as_what_is_asked_for(
+    checkpoint_path: Path, options: dict[str, object], message: str
+) -> None:
+    made = Checkpoint.load(checkpoint_path).recommending("none", 0)
+    with pytest.raises(ConfigError, match=message):
+        UmimLM(made, device="cpu", **(options | {"merge": "auto"}))
+
+
 def test_another_backbone_is_taken_for_a_reason(
     checkpoint_path: Path,
     tmp_path: Path,

@@ -42,7 +42,7 @@ def after_mining(
     """Return how to train with mined rules."""
     model = "MODEL" if tokenizer is None else tokenizer
     trained = out.with_name(f"{out.name}-trained")
-    command = ["umim", "train", model, *_short(texts), "--rules", str(out)]
+    command = ["umim", "train", model, *_short(texts, reading), "--rules", str(out)]
     command += _flags(reading)
     once = math.ceil(tokens / (BATCH_SIZE * segment_length) / 10) * 10  # reads the text once
     steps = min(max(once, _FEWEST_STEPS), STEPS)  # within what a first try needs
@@ -63,13 +63,27 @@ def _flags(reading: Reading) -> list[str]:
     return [str(word) for pair in reading.flags.items() for word in pair]
 
 
-def _short(texts: Sequence[str]) -> list[str]:
+def _short(texts: Sequence[str], reading: Reading) -> list[str]:
     """Return the folder of many files in their place, where it holds nothing else.
 
-    A shell has written out ``novels/*.txt``; the command to be copied says ``novels``.
+    A shell has written out ``novels/*.txt``; the command to be copied says ``novels``. A folder
+    stands for its files of one kind, which their endings say, and not for hidden ones.
     """
+    from umim_core.text.files import kind_of  # imports pyarrow
+
     folder, files = Path(texts[0]).parent, set(map(Path, texts))
-    is_whole = len(texts) >= _MANY and folder.is_dir() and set(folder.iterdir()) == files
+    kinds = {None if file.name.startswith(".") else kind_of(file.name) for file in files}
+    if (
+        len(texts) < _MANY
+        or len(kinds) > 1
+        or kinds <= {None}
+        or reading.kind not in {None, *kinds}
+    ):
+        return list(texts)
+    try:
+        is_whole = set(folder.iterdir()) == files
+    except OSError:  # an address, or a folder that may not be listed
+        is_whole = False
     return [str(folder)] if is_whole else list(texts)
 
 
@@ -106,7 +120,7 @@ def after_pruning(
             f"(A module of revision {config.backbone_revision} is trained by a recipe of the "
             f"pipeline; the rules are in {rules}.)",
         ]
-    train = ["umim", "train", config.backbone, *_short(texts), "--rules", rules]
+    train = ["umim", "train", config.backbone, *_short(texts, reading), "--rules", rules]
     train += _flags(reading)
     train += ["--start", str(out), "--out", str(out.with_name(f"{out.name}-trained"))]
     return [use, f"  {shlex.join(train)}"]

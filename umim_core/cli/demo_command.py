@@ -69,14 +69,17 @@ def demo(
     """Put three requests to the base model and to UMIM, in a minute: on tools, on a document.
 
     Without --checkpoint both are shown; tools need the file of Qwen2.5-Coder-0.5B in the models
-    folder. Nothing is trained, and every figure is measured now, on this machine's CPU, whatever
-    else runs there; umim bench waits for a quiet moment.
+    folder, and are left out with --budget or --target-tr. Nothing is trained, and every figure is
+    measured now, on this machine's CPU, whatever else runs there; umim bench waits for a quiet
+    moment.
     """
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
 
     began = time.monotonic()
     say: Callable[[str], None] = (lambda line: None) if as_json else write
-    names = [checkpoint] if checkpoint else [*_calling_tools(say), default_checkpoint()]
+    names = [checkpoint or default_checkpoint()]
+    if checkpoint is None and budget is None and target_tr is None:  # tools have no prices
+        names = [*_calling_tools(say), *names]
     parts = []
     for name in names:
         say(f"loading {name}")

@@ -214,7 +214,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         given: AskedMerge = "none" if merge is None else merge
         rules_tr = target_tr if method is None else None
         check_rule_choice(budget, rules_tr)
-        self.target = check_modes(  # before anything is read
+        check = partial(
+            check_modes,
             compare=compare,
             match=match,
             method=method,
@@ -222,13 +223,14 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             protect=protect,
             roles=named_roles,
             allow_backbone_mismatch=allow_backbone_mismatch,
-            merge="prompt" if given == AUTO else given,
-            raw_tail=raw_tail or 0,
         )
+        # before anything is read
+        self.target = check(merge="prompt" if given == AUTO else given, raw_tail=raw_tail or 0)
         baseline = None if method is None else find_baseline(method)
         checkpoint, self.merge, raw_tail = recommended(
             checkpoint, given, raw_tail, method, self.target
         )
+        check(merge=self.merge, raw_tail=raw_tail)  # what the checkpoint recommends, too
         named = LoadOptions(
             backbone=backbone,
             backbone_revision=revision,
