@@ -2,10 +2,11 @@
 
     python -P tasks/cluster/guard.py FOLDER DRIVER
 
-Standard input is a pipe from the driver, which ends with its block; a fork may keep it open, so the
-driver's process id is looked at, too. The kernel kills Ray's servers with the driver, and Ray
-itself its workers within two seconds, but its agents on the machine go on for minutes. All have the
-cluster's folder in their environment; they are killed and the folder is removed.
+Standard input is a pipe from the driver, which writes a byte when its block ends, for a fork may
+keep the pipe open; the driver's process id is looked at, too. The kernel kills Ray's servers with
+the driver, and Ray itself its workers within two seconds, but its agents on the machine go on for
+minutes. All have the cluster's folder in their environment; they are killed and the folder is
+removed.
 """
 
 from __future__ import annotations

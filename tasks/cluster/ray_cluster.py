@@ -288,8 +288,11 @@ def _guarded_folder() -> Iterator[Path]:
     folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=base)
     # A session of its own: it gets no Ctrl-C, and no TERM to this process's group.
     command = [sys.executable, "-P", guard.__file__, folder, str(os.getpid())]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # noqa: S603  no argument is anybody's input
-        yield Path(folder)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:  # noqa: S603  no argument is anybody's input
+        try:
+            yield Path(folder)
+        finally:
+            process.communicate(b"\n")  # its end alone is not seen while a fork keeps the pipe
 
 
 def listening_addresses() -> list[tuple[str, str, int]]:

@@ -142,6 +142,20 @@ with ray_cluster(cpus=2, object_store_bytes=100 << 20) as cluster:
     print(cluster.logs.parents[1], own.pid, fork, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
+# A fork keeps the guard's pipe open, for longer than the block may take to end.
+FORKED = """
+import os, signal, time
+from tasks.cluster.ray_cluster import _guarded_folder
+with _guarded_folder() as folder:
+    fork = os.fork()
+    if not fork:
+        os.closerange(1, 3)
+        time.sleep(60)
+        os._exit(0)
+    began = time.monotonic()
+print(time.monotonic() - began, folder.exists(), os.waitpid(fork, os.WNOHANG)[0])
+os.kill(fork, signal.SIGKILL)
+"""
 FRESH = """
 import os, signal
 import ray  # before the environment is prepared, as other modules do it
@@ -231,6 +245,12 @@ def test_a_killed_driver_leaves_nothing_of_ray_and_what_else_it_started() -> Non
     finally:
         for process in others:
             process.kill()
+
+
+def test_a_block_ends_while_a_fork_of_the_driver_goes_on() -> None:
+    seconds, exists, ended = _run(FORKED).stdout.split()
+    assert float(seconds) < 30
+    assert (exists, ended) == ("False", "0")
 
 
 @pytest.mark.full
