@@ -74,20 +74,22 @@ class CorpusText:
         return {"config": without_places(corpus), "files": self.files}
 
 
-@stage(version=5, free={"text.config.train_tokens": _LATER})
+@stage(version=6, free={"text.config.train_tokens": _LATER})
 def corpus_stage(
     out: Path, _: Site, *, text: CorpusText, generated: Artifact | None = None
 ) -> Metrics:
     """Build the text of every split.
 
     The docstring corpus and a generated one are written out as JSON Lines; sources of the user's
-    own are recorded by the digests of their files and read in place by :func:`tokenize_stage`.
+    own are recorded, how they are read with the digests of their files, and read in place by
+    :func:`tokenize_stage`.
     """
     corpus = text.corpus
     if isinstance(corpus, DocstringCorpus):
         return _write_docstrings(out, corpus)
-    # The digests are part of the content, so that a changed file changes what depends on it.
-    write_json(out / _RECORD, {"files": text.files.digests})
+    # All that decides the text is part of the content, so that a change changes what depends on it.
+    read = without_places(text.files.sources)
+    write_json(out / _RECORD, {"sources": read, "files": text.files.digests})
     if not isinstance(corpus, GeneratedCorpus):
         return {"splits": float(len(text.files.sources))}
     if generated is None:

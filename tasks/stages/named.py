@@ -15,11 +15,20 @@ from umim_core.backbone.fingerprint import backbone_identity, special_ids, token
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines.registry import own_model
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.config.corpus import GeneratedCorpus
 from umim_core.errors import CorpusError
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSplit
-from umim_core.text.sources import Source, file_digests
+from umim_core.text.sources import (
+    HubDataset,
+    JsonLines,
+    ParquetFiles,
+    Source,
+    TextFiles,
+    TokenIds,
+    file_digests,
+)
 
 
 @dataclass(frozen=True)
@@ -149,16 +158,27 @@ class ReadFiles:
             )
 
 
-_PLACES = ("paths", "model", "revision")
+_PLACES: Mapping[type[BaseModel], tuple[str, ...]] = {
+    TextFiles: ("paths",),
+    JsonLines: ("paths",),
+    ParquetFiles: ("paths",),
+    TokenIds: ("path",),
+    HubDataset: ("revision",),
+    GeneratedCorpus: ("model", "revision"),
+}
 
 
 def without_places(config: object) -> object:
     """Return a corpus as plain data without names of files and models, whose content counts."""
     if isinstance(config, BaseModel):
-        config = config.model_dump(mode="json")
-    if isinstance(config, dict):
-        return {k: without_places(v) for k, v in config.items() if k not in _PLACES}
-    return [*map(without_places, config)] if isinstance(config, list) else config
+        places = _PLACES.get(type(config), ())
+        if isinstance(config, HubDataset) and config.folder is not None:
+            places += ("name",)
+        named = {name: getattr(config, name) for name in type(config).model_fields}
+        return {k: without_places(v) for k, v in named.items() if k not in places}
+    if isinstance(config, Mapping):
+        return {name: without_places(value) for name, value in config.items()}
+    return [*map(without_places, config)] if isinstance(config, list | tuple) else config
 
 
 @dataclass(frozen=True)

@@ -326,7 +326,10 @@ def _in_place(text: TableText) -> TableText:
 
 
 def table_header(recipe: TableRecipe) -> Report:
-    """Return what a table says of its recipe: neither where files lie nor how fast it is run."""
+    """Return what a table says of its recipe, the checkpoint as it is named there.
+
+    Neither where questions and texts lie nor how fast it is run is part of it.
+    """
     named = {"name": recipe.name, "table": recipe.table, "checkpoint": recipe.checkpoint}
     taus = {s.name: s.mine_tau for s in recipe.settings if s.mine_tau is not None}
     return named | {

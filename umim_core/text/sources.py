@@ -133,14 +133,20 @@ class HubDataset(_SourceModel):
     field: FieldName = "text"
     max_bad: MaxBad = 0
 
+    @property
+    def folder(self) -> Path | None:
+        """The local folder, None for a data set of the hub."""
+        folder = Path(self.name)
+        return folder if folder.is_dir() else None
+
     def parts(self, bad: BadRows) -> Iterator[TextPiece]:
         rows = dataset_rows(self.name, self.config, self.split, self.revision, self.field)
         return usable(rows, self.max_bad, bad)
 
     def digests(self) -> list[str]:
         """Return the commit, or the digest of a local folder; a pinned commit is not asked for."""
-        if Path(self.name).is_dir():
-            return [directory_digest(Path(self.name))]
+        if self.folder is not None:
+            return [directory_digest(self.folder)]
         if self.revision is not None and _COMMIT.fullmatch(self.revision):
             return [self.revision]
         from huggingface_hub import HfApi  # takes half a second to import
