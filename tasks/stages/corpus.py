@@ -210,7 +210,7 @@ def splits_with(artifact: Artifact, prefix: str) -> list[str]:
     return sorted(path.parent.name for path in artifact.path.glob(f"{prefix}*/{INDEX}"))
 
 
-@stage(version=3, free={"text.config.train_tokens": _LATER})
+@stage(version=4, free={"text.config.train_tokens": _LATER})
 def mixture_stage(out: Path, _: Site, *, text: CorpusText, docstrings: Artifact | None) -> Metrics:
     """Write ``train``, ``valid`` and ``test`` of all parts together, and ``part_<name>`` of each.
 
@@ -262,7 +262,14 @@ def _read_files(text: CorpusText, name: str) -> dict[str, str]:
     """Return the files of one source, by the names that they have in any folder, with digests."""
     source = text.files.sources[name]
     if isinstance(source, HubDataset):
-        names = [f"{source.name} {source.split}"]
+        shown = source.name if source.folder is None else source.folder.resolve().name
+        names = [f"{shown} {source.split}"]
     else:
         names = [PurePosixPath(str(file)).name for file in source.files()]
-    return {file: text.files.digests[f"{name}:{number}"] for number, file in enumerate(names)}
+    read: dict[str, str] = {}
+    for number, file in enumerate(names):
+        own = file
+        while own in read:  # files of one name, of several folders
+            own += f" ({number + 1})"
+        read[own] = text.files.digests[f"{name}:{number}"]
+    return read

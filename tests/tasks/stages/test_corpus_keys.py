@@ -12,9 +12,10 @@ import pytest
 
 from support.sites import here
 from tasks.run.stage import Artifact, key_parts
-from tasks.stages.corpus import CorpusText, corpus_stage, tokenize_stage
+from tasks.stages.corpus import RECORD, CorpusText, corpus_stage, mixture_stage, tokenize_stage
 from tasks.stages.named import NamedTokenizer, without_places
 from umim_core.config.corpus import SPLITS, FilesCorpus, GeneratedCorpus, MixtureCorpus
+from umim_core.store.artifacts import read_json
 
 NAME = "umim-docs-gpt2"
 
@@ -115,3 +116,27 @@ def test_a_corpus_that_is_moved_stays_the_same(tmp_path: Path, rows: str) -> Non
         place = "path" if source["kind"] == "ids" else "name"
         keys = [key(files(source | {place: str(of / source[place])})) for of in (at, moved)]
         assert keys[0] == keys[1], source["kind"]
+
+
+def test_the_record_of_a_mixture_loses_no_file_and_tells_no_folder(tmp_path: Path) -> None:
+    for number, folder in enumerate(("a", "b", "c", "set")):
+        (tmp_path / folder).mkdir()
+        row = json.dumps({"text": f"Return the array {number}."})
+        (tmp_path / folder / "train.jsonl").write_text(row + "\n", encoding="utf-8")
+    paths = [str(tmp_path / name / "train.jsonl") for name in "abc"]
+    text = CorpusText(
+        mixture(
+            notes={"kind": "jsonl", "paths": paths},
+            rows={"kind": "dataset", "name": str(tmp_path / "set")},
+        )
+    )
+    made = mixture_stage(text=text, docstrings=None).build(here(tmp_path / "root"))
+    record: Any = read_json(made.path / RECORD)
+    train = record["notes"]["files"]["train"]
+    assert [*train] == ["train.jsonl", "train.jsonl (2)", "train.jsonl (3)"]
+    assert sorted(train.values()) == sorted(
+        text.files.digests[f"notes.train:{number}"] for number in range(3)
+    )
+    assert len({*train.values()}) == 3
+    assert [*record["rows"]["files"]["train"]] == ["set train"]
+    assert str(tmp_path) not in (made.path / RECORD).read_text(encoding="utf-8")
