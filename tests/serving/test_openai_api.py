@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -14,6 +16,7 @@ import pytest
 from support.served_models import engine_server, exported_server, gateway
 from support.servers import CHAT, COMPLETIONS, QUESTIONS, in_thread, post, stream
 from umim_core import UMIM
+from umim_core.serving.openai_api import ApiError, parse_body
 from umim_core.serving.prompt_merger import PromptMerger
 
 Prompt = str | list[dict[str, str]]
@@ -143,6 +146,33 @@ def named(name: str) -> dict[str, Any]:
 
 def called(name: str, arguments: str) -> dict[str, Any]:
     return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+CHOICE = "tool_choice: must be none, auto, required or an object; got"
+FUNCTION = "tool_choice: must have a function exactly when its type is function; got"
+# Fields of a body, what is said of the field at fault; what is given in short has two forms.
+SAID: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": [{**USER, "content": 5}]}, "messages.0.content: must be a text or a list;"),
+    (CHAT, {"messages": [5]}, "messages.0: must be an object; got 5"),
+    (CHAT, {"stop": 5}, "stop: must be a text or a list; got 5"),
+    (COMPLETIONS, {"prompt": 5}, "prompt: must be a text or a list; got 5"),
+    (CHAT, {"roles": ["user", "user"]}, "roles: must name each role once; got list"),
+    *(
+        (CHAT, {"tools": TOOLS, "tool_choice": choice}, said)
+        for choice, said in zip(
+            (5, "foo", "function", {"type": "function"}, {**named("add"), "type": "auto"}),
+            [CHOICE] * 3 + [FUNCTION] * 2,
+            strict=True,
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "said"), SAID)
+def test_what_is_wrong_with_a_field_is_said(path: str, fields: dict[str, Any], said: str) -> None:
+    body = fields if path == COMPLETIONS else {"messages": [USER], **fields}
+    with pytest.raises(ApiError, match=re.escape(said)):
+        parse_body(path, json.dumps(body).encode())
 
 
 # Fields of a body, how it is refused, and the field at fault.

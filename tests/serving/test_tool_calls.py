@@ -55,6 +55,9 @@ REPLIES: list[tuple[str, str | None, list[tuple[str, dict[str, Any]]]]] = [
     ('{"name": "add", "arguments": {"x": 1}}', None, [("add", {"x": 1})]),
     ('```json\n{"name": "stop", "arguments": {}}\n {"name": "stop", "arguments": {}}\n```\n', None,
      [("stop", {})] * 2),
+    ('{"name": "stop", "arguments": {}}\n```', None, [("stop", {})]),
+    ('[\n {"name": "add", "arguments": {"x": 1}},\n{"name": "stop", "arguments": {}}]\n', None,
+     [("add", {"x": 1}), ("stop", {})]),
     *(
         (text, text, [])
         for text in (
@@ -65,6 +68,8 @@ REPLIES: list[tuple[str, str | None, list[tuple[str, dict[str, Any]]]]] = [
             '<tool_call>{"name": "add", "arguments": {"x": 1</tool_call>',
             "<tool_call>" + "[" * 300 + "</tool_call>", '{"name": "add"}', '{"x": "arguments"} ',
             '{"name": "add", "arguments": {}} and', '```json\n[]\n```', "``` a", "{", "5",
+            "[", "[1]", "[ a", "[[" + call("x") + "]]",
+            '```\n{"name": "stop", "arguments": {}}\n```',
         )
     ),
 ]  # fmt: skip
@@ -249,7 +254,8 @@ def read(pieces: list[str], form: CallForm = FORM) -> tuple[str, list[tuple[str,
 
 @pytest.mark.parametrize(("text", "content", "calls"), REPLIES)
 def test_a_reply_is_read(text: str, content: str | None, calls: list[Any]) -> None:
-    assert read([text]) == (content or "", calls)
+    """In one piece, and token by token."""
+    assert read([text]) == read(list(text)) == (content or "", calls)
 
 
 @given(

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -167,11 +167,19 @@ class _Fields(BaseModel):
         }
 
 
-def _short(expand: Callable[[str], object]) -> BeforeValidator:
-    """Let a field be given in short, by a text."""
-    return BeforeValidator(lambda value: expand(value) if isinstance(value, str) else value)
+def _short(expand: Callable[[str], object], whole: type, rule: str) -> BeforeValidator:
+    """Let a field be given in short, by a text that is expanded to its whole form."""
+
+    def expanded(value: object) -> object:
+        value = expand(value) if isinstance(value, str) else value
+        if not isinstance(value, whole):
+            raise ValueError(rule)
+        return value
+
+    return BeforeValidator(expanded)
 
 
+_TEXT_OR_LIST: Final = "must be a text or a list"
 _Count = Annotated[int, Field(ge=1)] | None
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
@@ -195,7 +203,9 @@ class Body(_Fields):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     stop: Annotated[
-        list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True), _short(lambda text: [text])
+        list[_Stop],
+        Field(max_length=MAX_STOPS, fail_fast=True),
+        _short(lambda text: [text], list, _TEXT_OR_LIST),
     ] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -246,7 +256,9 @@ class Message(_Fields):
 
     role: str
     content: Annotated[
-        list[_Part], Field(fail_fast=True), _short(lambda text: [{"type": "text", "text": text}])
+        list[_Part],
+        Field(fail_fast=True),
+        _short(lambda text: [{"type": "text", "text": text}], list, _TEXT_OR_LIST),
     ] = []
     name: str | None = None
     annotations: list[Any] | None = None
@@ -266,9 +278,18 @@ class Message(_Fields):
         return message
 
 
+_CHOICES: Final = ("none", "auto", "required")
+
+
 class _ToolChoice(_Fields):
     type: Literal["none", "auto", "required", "function"]
     function: _Function | None = None
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        if (self.type == "function") != (self.function is not None):
+            raise ValueError("must have a function exactly when its type is function")
+        return self
 
 
 class ChatPrompt(_Fields):
@@ -276,9 +297,14 @@ class ChatPrompt(_Fields):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = []
-    tool_choice: Annotated[_ToolChoice, _short(lambda name: {"type": name})] = _ToolChoice(
-        type="auto"
-    )
+    tool_choice: Annotated[
+        _ToolChoice,
+        _short(
+            lambda name: {"type": name} if name in _CHOICES else name,
+            dict,
+            "must be none, auto, required or an object",
+        ),
+    ] = _ToolChoice(type="auto")
     parallel_tool_calls: bool = True
     roles: list[Role] | None = None
 
@@ -305,7 +331,7 @@ class ChatBody(Body, ChatPrompt):
 class CompletionBody(Body):
     """Body of ``/v1/completions`` whose only prompt is a text."""
 
-    prompt: str
+    prompt: Annotated[str, _short(str, str, _TEXT_OR_LIST)]
 
 
 class IdsBody(Body):
@@ -365,7 +391,9 @@ def _field_error(error: ErrorDetails, document: Any) -> ApiError:
         rule, remedy = "fields must be ones that this server knows", "Leave it out."
         return ApiError(400, "unknown_field", rule, param, remedy, param=param)
     shown = value if isinstance(value, int | float) else type(value).__name__
-    rule, remedy = f"{param or 'the body'}: {error['msg']}", "Correct it, or leave it out."
+    of_object = error["type"] == "model_type"  # pydantic's message names a class
+    said = "must be an object" if of_object else error["msg"].removeprefix("Value error, ")
+    rule, remedy = f"{param or 'the body'}: {said}", "Correct it, or leave it out."
     return ApiError(400, "invalid_field", rule, shown, remedy, param=param or None)
 
 

@@ -25,8 +25,9 @@ from umim_core.serving.openai_api import ChatPrompt, bad_field
 from umim_core.text.template_process import parse_reply, template_for
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_FENCE: Final = "```json"
+_FENCE, _FENCE_END = "```json", "```"
 _BARE: Final = re.compile(rf"\{{|\[\s*\{{|{_FENCE}")  # what a reply of calls alone begins with
+_LIST: Final = re.compile(r"\[\s*")  # with nothing behind it: may become one
 _OTHER: Final = "<function="  # XML within the marks, of Qwen 3 Coder
 _MOST: Final = 1 << 16  # characters of a call
 
@@ -78,7 +79,7 @@ class Calls:
     def of(cls, asked: ChatPrompt, form: CallForm | None) -> Calls | None:
         """Return what a request says of calls; None where there are to be none."""
         choice = asked.tool_choice
-        named = choice.function.name if choice.type == "function" and choice.function else None
+        named = choice.function.name if choice.function else None
         tools, must = asked.offered(), choice.type in ("required", "function")
         if not tools or choice.type == "none":
             if must:
@@ -122,7 +123,8 @@ class CallReader:
         if self._calls.form.template is not None:
             return self._parsed(self._calls.form.template) if end else ("", [])
         start = self._held.lstrip()
-        if self._bare is None and (end or start[len(_FENCE) - 1 :] or not _FENCE.startswith(start)):
+        may_be = _FENCE.startswith(start) or _LIST.fullmatch(start)
+        if self._bare is None and (end or not may_be):
             self._bare = _BARE.match(start) is not None
         if self._bare is not False and len(self._held) <= _MOST:
             if not end:
@@ -219,13 +221,13 @@ class CallReader:
 def json_values(text: str) -> list[Any]:
     """Return the JSON values that a text is, one after the other, each fenced or not.
 
-    A list is the values that it holds.
+    A list is opened one level. A closing fence alone, behind a value, is skipped.
     """
     text, values, fenced = text.strip(), list[Any](), False
     while text:
-        mark = "```" if fenced else _FENCE
-        if text.startswith(mark):
-            text, fenced = text[len(mark) :].lstrip(), not fenced
+        opens = not fenced and text.startswith(_FENCE)
+        if opens or ((fenced or values) and text.startswith(_FENCE_END)):
+            text, fenced = text[len(_FENCE if opens else _FENCE_END) :].lstrip(), opens
             continue
         value, end = json.JSONDecoder().raw_decode(text)
         values += value if isinstance(value, list) else [value]
