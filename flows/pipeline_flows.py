@@ -11,7 +11,7 @@ from prefect import flow
 from flows import parts
 from flows.adaptation_curves import measure_adaptation
 from tasks.report.compare import comparison_rows, record_comparison
-from tasks.report.comparison import summary
+from tasks.report.comparison import comparison
 from tasks.report.publish_run import announce_ablation, announce_adaptation, announce_report
 from tasks.report.render import table_text
 from tasks.run.checks import check_backbone_place
@@ -85,7 +85,7 @@ def evaluate(recipe: str = "embedded") -> str:
         parts.evaluate(run, sources, results)
         rows = comparison_rows(results, [], run.recipe.seed)
         record_comparison(run, rows)
-        return table_text(summary(rows, run.recipe.model_dump(mode="json")))
+        return table_text(comparison(rows, run.recipe.model_dump(mode="json")))
 
 
 @flow(name="umim-benchmark", flow_run_name="{recipe}")
