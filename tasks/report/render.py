@@ -169,7 +169,7 @@ def columns_table(
 ) -> Table:
     """Return rows under columns that ``caller`` lists for each, as a template does.
 
-    ``measured`` leaves out columns that hold dashes alone.
+    A column is of text if it is for any row; ``measured`` leaves out those of dashes alone.
     """
     lines = [
         [line.partition("|")[::2] for line in caller(row).splitlines() if line.strip()]
@@ -178,7 +178,8 @@ def columns_table(
     columns = [
         (
             heads[0].strip(" <>"),
-            heads[0].startswith("<") or (place == 0 and not heads[0].startswith(">")),
+            any(head.startswith("<") for head in heads)
+            or (place == 0 and not heads[0].startswith(">")),
             [cell.strip() for cell in cells],
         )
         for place, (heads, cells) in enumerate(

@@ -176,15 +176,15 @@ def _accuracy_change(row: ComparisonRow, task: str) -> tuple[float, float] | Non
 def _accuracy(data: ReportData) -> ReportFigure | None:
     rows = data.base_rows()
     task = next((row.tasks[0] for row in rows if row.tasks), DEFAULT_TASK)
-    lines: dict[tuple[str, ...], Line] = {}  # a base model's point stands once
+    lines: dict[tuple[object, ...], Line] = {}  # equal points of a base model stand once
     for index, row in enumerate(rows):
         for setting, score in row.settings_scored(task).items():
             result = next(iter(score.values()))
             point = (100 * (row.score(setting, task, TASK_TR) or 0.0), 100 * result.value)
             error = math.nan if result.stderr is None else 100 * result.stderr
-            place = (setting, row.backbone) if setting == BASE else (setting, str(index))
+            own = (row.backbone, result.value) if setting == BASE else (index,)
             line = Line(row.label, [point], index, [error], [setting], joined=False)
-            lines.setdefault(place, line)
+            lines.setdefault((setting, *own), line)
     if not lines:
         return None
     axes = {"xlabel": "Token reduction on the task (%)", "ylabel": "Accuracy (%)"}

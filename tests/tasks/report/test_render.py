@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tasks.report.render import (
+    columns_table,
     environment,
     formatted,
     html_page,
@@ -51,6 +52,13 @@ def test_columns_of_a_template_become_a_table(drop: bool) -> None:
         line.replace(" ", "") for line in lines
     ]
     assert environment().from_string(TABLE).render(rows=[], drop=drop) == ""
+
+
+def test_a_column_is_of_text_if_any_row_of_it_is() -> None:
+    cell = "a | x\n{0}revision | {1}\nsize | 1".format
+    rows = [("", "–"), ("< ", "abc"), ("", "–")]
+    table = columns_table(rows, lambda row: cell(*row))
+    assert table.left == (0, 1) and table.headings == ("a", "revision", "size")
 
 
 def test_html_in_markdown_is_shown_as_text_and_tables_scroll() -> None:

@@ -261,3 +261,11 @@ def test_a_run_links_to_prefect_only_where_a_server_shows_pages(server: str | No
         found = pipeline._prefect_url()
         assert found == (server and f"http://127.0.0.1:4200/flow-runs/flow-run/{run.id}")
         assert server or flow_run.ui_url.startswith("None/")  # what Prefect makes of it
+
+
+def test_base_models_of_one_name_have_a_point_for_each_accuracy() -> None:
+    rows = [row(score("base", value, 0.0) | score("WT", 0.4, 0.2)) for value in (0.6, 0.6, 0.5)]
+    figures = draw_figures(ReportData(recipe="x", rows=tuple(rows)))
+    (drawn,) = (one.figure for one in figures if one.name == "accuracy")
+    points = [line.get_xydata()[0].tolist() for line in drawn.axes[0].get_lines()]
+    assert [points.count([0.0, y]) for y in (50.0, 60.0)] == [1, 1]
