@@ -12,11 +12,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.report.render import (
@@ -219,6 +218,22 @@ class PaperTable(Model):
     ours: tuple[Ours, ...] = ()
     not_run: tuple[NotRun, ...] = ()
 
+    @model_validator(mode="after")
+    def _whole_rows(self) -> Self:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"a row must have {len(self.columns)} cells, not {len(row)}: {row}"
+                )
+        return self
+
+    def with_results(self, folder: Path) -> PaperTable:
+        """Return the table with those of our figures that a folder holds; others are not run."""
+        held = tuple(own for own in self.ours if (folder / own.file).is_file())
+        absent = (own for own in self.ours if own not in held)
+        unrun = [NotRun(what=own.model, why=f"there is no {own.file}") for own in absent]
+        return self.model_copy(update={"ours": held, "not_run": (*self.not_run, *unrun)})
+
     @property
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
@@ -249,7 +264,8 @@ class PaperPage:
 
 
 def paper_page(results: Path, folder: Path | None = None) -> PaperPage:
-    tables = paper_tables() if folder is None else paper_tables(folder)
+    read = paper_tables() if folder is None else paper_tables(folder)
+    tables = [table.with_results(results) for table in read]
     overview = _overview(tables)
     shown_tables = [_section(table, results) for table in tables]
     place = overview.headings.index("measured")
@@ -317,11 +333,14 @@ def _printed(table: PaperTable) -> Table:
         if value is None:
             return DASH
         marks = "".join(f" †{n + 1}" for n in table.marks(row, column.name))
-        words = isinstance(value, str)
-        return (value if words else formatted(value, f",.{column.digits}f")) + marks
+        spec = "," if column.digits is None else f",.{column.digits}f"
+        return (value if isinstance(value, str) else formatted(value, spec)) + marks
 
     return Table(
         tuple(column.heading for column in table.columns),
-        tuple(tuple(map(partial(cell, row), row, table.columns)) for row in table.rows),
+        tuple(
+            tuple(cell(row, *pair) for pair in zip(row, table.columns, strict=True))
+            for row in table.rows
+        ),
         left=tuple(n for n, column in enumerate(table.columns) if column.digits is None),
     )

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.report.paper import Ours, paper_page, paper_tables
 from tasks.run.recipes import recipe_names
+from umim_core.errors import ConfigError
 from umim_core.evaluation.sizes import REDUCTIONS
 from umim_core.evaluation.text_metrics import KINDS, TEXT_METRICS
 from umim_core.task_sets.generation_spec import GENERATION_TASKS
@@ -76,6 +78,29 @@ def test_the_html_page_has_what_the_markdown_has(folders: tuple[Path, Path]) -> 
         assert text in html
     body = html.partition("<main>")[2].partition("</main>")[0]
     assert "**" not in body and "`" not in body and "<script" not in body
+
+
+def test_a_result_that_is_absent_is_not_run(folders: tuple[Path, Path]) -> None:
+    (folders[0] / "scores.json").unlink()
+    page = paper_page(*folders)
+    assert page.overview.rows[0][3:] == ("not run", "–")
+    assert "`not run: a small model`: there is no scores.json." in page.markdown
+
+
+def test_every_result_that_is_named_is_there() -> None:
+    files = {ours.file for table in paper_tables() for ours in table.ours}
+    assert files <= {path.name for path in (CHECKOUT / "docs" / "results").iterdir()}
+
+
+def test_a_row_has_a_cell_for_each_column_and_a_number_needs_no_digits(
+    folders: tuple[Path, Path],
+) -> None:
+    file = folders[1] / "x.yaml"
+    file.write_text(TABLE.replace("[Llama, 50.0, null]", "[1234, 50.0, null]"), "utf-8")
+    assert "| 1,234 |" in paper_page(*folders).markdown
+    file.write_text(TABLE.replace("1234.5, 7]", "1234.5, 7, 8]"), "utf-8")
+    with pytest.raises(ConfigError, match="a row must have 3 cells, not 4"):
+        paper_page(*folders)
 
 
 OF_RECIPES = [
