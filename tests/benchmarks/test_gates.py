@@ -81,7 +81,7 @@ def judged(runs: Report) -> Report:
 
 
 def of_matching() -> Report:
-    sizes = {"memory": 50.0, "directory": 99.0}
+    sizes = {"memory": 50.0}
     ours = {
         "tokenizing_share": {"median": 0.05},
         "sides": {matching.LOOP: {"ratio": {"median": 5.0}}},
@@ -95,7 +95,10 @@ def of_mining() -> Report:
     ratios = {mining.DUCKDB: 2.7, mining.DUCKDB_APRIORI: 2.6, mining.COUNTER: 5.5}
     ratios |= {mining.OURS_1: 1.7}
     return {
-        "sides": {n: {"tokens_per_s": 9e6, "cores": 1} for n in (mining.OURS, mining.OURS_1)},
+        "sides": {
+            mining.OURS_1: {"tokens_per_s": 9e6, "cores": 1},
+            mining.OURS: {"tokens_per_s": 18e6, "cores": 2},
+        },
         "ratios": {name: {"median": median} for name, median in ratios.items()},
         "same": {mining.COUNTER: True, mining.PREFIX: True},
         "memory": {"peak_bytes": 90.0, "bound_bytes": 100.0},
@@ -176,6 +179,7 @@ WORSE: list[tuple[str, str, object, list[str]]] = [
     ("mining", f"same/{mining.COUNTER}", False, ["equal_to_counter"]),
     ("mining", f"same/{mining.PREFIX}", False, ["equal_to_counter"]),
     ("mining", f"ratios/{mining.DUCKDB_APRIORI}/median", 2.4, ["times_duckdb"]),
+    ("mining", f"ratios/{mining.OURS_1}/median", 1.5, ["two_threads_times_one"]),
     ("mining", "memory/peak_bytes", 101.0, ["memory_of_bound"]),
     ("mining", "ray/share/median", 0.59, ["ray_of_kernel"]),
     ("perplexity", "backbones/b/plain/times_base/median", 1.31, ["b_plain_times_base"]),
@@ -222,3 +226,19 @@ def test_a_worse_figure_misses_its_gate_alone(
         target = target[part if isinstance(target, dict) else int(part)]
     target[last if isinstance(target, dict) else int(last)] = figure
     assert [gate for gate, (_, _, passed) in gates(report).items() if not passed] == missed
+
+
+def test_two_threads_are_judged_where_there_are_two() -> None:
+    report = of_mining()
+    report["sides"][mining.OURS]["cores"] = 1
+    del report["ratios"][mining.OURS_1]
+    assert "two_threads_times_one" not in mining.gates(report)
+
+
+@pytest.mark.parametrize("left_out", ["loss", "step"])
+def test_a_distillation_that_is_left_out_misses_a_gate(left_out: str) -> None:
+    report = of_gpu()
+    report["distillation"] = [row for row in report["distillation"] if row["what"] != left_out]
+    missed = [gate for gate, (_, _, passed) in gpu.gates(report).items() if not passed]
+    assert missed == [f"{left_out}_measured"]
+    assert f"{left_out}_measured" not in gpu.gates(report | {"tiny": True})
