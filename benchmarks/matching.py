@@ -179,11 +179,9 @@ def compare(
     return figures, spans[OURS] == spans[LOOP] == spans[AHO]
 
 
-def bytes_per_rule(rules: RuleSet, folder: Path) -> dict[str, float]:
-    """Return the bytes per rule of the tables in memory, and of the rule directory."""
-    files = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    sizes = {"memory": rules.tables.nbytes, "directory": files}
-    return {name: size / len(rules) for name, size in sizes.items()}
+def bytes_per_rule(rules: RuleSet) -> dict[str, float]:
+    """Return the bytes per rule of the tables in memory."""
+    return {"memory": rules.tables.nbytes / len(rules)}
 
 
 def synthetic_rules(per_order: Sequence[int]) -> RuleSet:
@@ -230,10 +228,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report |= {"held_out_tokens": len(rest), "segment_length": SEGMENT, "rule_sets": {}}
     report["equal"] = True
     with tempfile.TemporaryDirectory(prefix="umim-matching-") as folder:
-        for number, (name, rules) in enumerate(rule_sets(counts).items()):
+        for name, rules in rule_sets(counts).items():
             figures, equal = compare(rules, rest, lambda: encode(texts, tokenizer), options.rounds)
-            rules.save(Path(folder) / str(number))
-            figures["bytes_per_rule"] = bytes_per_rule(rules, Path(folder) / str(number))
+            figures["bytes_per_rule"] = bytes_per_rule(rules)
             report["rule_sets"][name] = figures
             report["equal"] &= equal
         rules, place = synthetic_rules(options.synthetic), Path(folder) / "synthetic"
@@ -246,7 +243,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
         load()
         report["synthetic"] = {
             "rules": {str(n): count for n, count in rules.counts_by_order.items()},
-            "bytes_per_rule": bytes_per_rule(rules, place),
+            "bytes_per_rule": bytes_per_rule(rules),
             "load_seconds": spread([timed(load)[0] for _ in range(options.rounds)]),
         }
 

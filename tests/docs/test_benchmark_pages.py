@@ -15,7 +15,7 @@ SPREAD = {"median": 1.0, "low": 0.5, "high": 2.0, "runs": 10}
 
 def matching() -> Report:
     """A small result of the matching benchmark."""
-    sizes = {"memory": 30.0, "directory": 40.0}
+    sizes = {"memory": 30.0}
     ours = {"seconds": SPREAD, "tokens_per_s": 2e6}
     return {
         "benchmark": "matching",
