@@ -64,6 +64,17 @@ class Cluster:
         """Whether it is of this machine alone, so that its size stays."""
         return self.address.startswith("127.0.0.1:")
 
+    def writers(self) -> list[Mapping[str, float]]:
+        """Return what each machine offers whose tasks may write into the artifact root.
+
+        Without a shared root that is the driver's alone.
+        """
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        return [n["Resources"] for n in alive if self.shared or n["NodeID"] == here]
+
     def beside_driver(self) -> dict[str, float]:
         """Return the resources that put a task which writes into the artifact root near it.
 

@@ -76,6 +76,8 @@ def run_on_cluster(
         rule = f"a task of the cluster needs {needed} {kind}"
         fits = needed <= room or not cluster.is_here
         require(fits, ClusterError, rule, room, "Name a larger cluster.")
+    if writes:
+        require_room_to_write(cluster, cores, gpus)
     # Ray ends a worker after each task with a GPU by default; it would load its model every time.
     remote = ray.remote(
         num_cpus=cores,
@@ -96,6 +98,21 @@ def run_on_cluster(
     finally:
         for reference in waiting:
             ray.cancel(reference, force=True)
+
+
+def require_room_to_write(cluster: Cluster, cores: int, gpus: int = 0) -> None:
+    """Refuse tasks that write where no machine for them has room: Ray would let them wait for ever.
+
+    Machines that share the root may still come.
+    """
+    if cluster.shared:
+        return
+    (here,) = cluster.writers()
+    for needed, kind in ((cores, "CPU"), (gpus, "GPU")):
+        offered = here.get(kind, 0)
+        rule = f"the driver's node of the Ray cluster must offer {needed} {kind}s to what writes"
+        remedy = "Start Ray with more there, or set UMIM_SCRATCH to a folder that all nodes mount."
+        require(needed <= offered, ClusterError, rule, f"{offered:g}", remedy)
 
 
 def call_on_worker(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.cluster.worker_errors import as_data, from_data
-from tasks.cluster.worker_tasks import run_on_cluster
+from tasks.cluster.worker_tasks import require_room_to_write, run_on_cluster
 from umim_core.addresses import is_address
 from umim_core.errors import ClusterError, CorpusError, TokenizerMismatchError, UmimError
 from umim_core.store.artifacts import sha256_file
@@ -195,11 +195,10 @@ def threads_per_job(share: int, sizes: Sequence[int]) -> int:
 
 def _run_on_cluster(jobs: Sequence[TokenJob], lease: ClusterLease) -> list[Outcome]:
     """Run jobs on the cluster and return their results in order."""
-    import ray
-
-    cpus = lease.ensure().cpus
-    sizes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-    threads = threads_per_job(cpus // len(jobs), sizes)
+    cluster = lease.ensure()
+    require_room_to_write(cluster, cores=1)
+    sizes = [int(machine.get("CPU", 0)) for machine in cluster.writers()]
+    threads = threads_per_job(sum(sizes) // len(jobs), sizes)
     marks = {folder: leave_mark(folder) for folder in {job.directory for job in jobs}}
     placed = [replace(job, threads=threads, mark=marks[job.directory]) for job in jobs]
     outcomes: dict[int, Written | dict[str, object]] = {}
