@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from support.tiny_models import random_backbone
 from tasks.training.strategies import make_strategy
 from umim_core.adaptation.choices import EncodedQuestion
-from umim_core.config.recipe import TrainConfig
+from umim_core.config.recipe import DistillConfig, TrainConfig
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
@@ -148,6 +148,7 @@ class Run:
             merged_model,
             rows(merges=self.merges, poisoned=self.poisoned),
             rows(merges=(True,) * 4),
+            DistillConfig(max_steps=1),
             bf16=False,
             batch_size=self.config.batch_size,
         )

@@ -6,6 +6,7 @@ sorted by (n, ids)), ``manifest.json`` and, where they were measured, ``prices.n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,6 +32,7 @@ from umim_core.store.artifacts import (
     sha256_bytes,
     write_manifest,
 )
+from umim_core.store.disk import unwritable
 from umim_core.store.publication import publish_directory
 from umim_core.text.token_ids import MAX_TOKEN_ID, Ids, Ints
 
@@ -412,7 +414,11 @@ def write_table(
         },
         schema=TABLE_SCHEMA,
     )
-    pq.write_table(table, path, compression="zstd", compression_level=compression_level)
+    try:
+        pq.write_table(table, path, compression="zstd", compression_level=compression_level)
+    except OSError as error:  # its own text is that of the library
+        told = os.strerror(error.errno) if error.errno else str(error)
+        raise unwritable(path, table.nbytes, OSError(error.errno, told)) from error
 
 
 def read_table(path: Path) -> tuple[dict[int, Ids], dict[int, Ints]]:

@@ -89,7 +89,7 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
         segment_length=LENGTH,
     ).build(here(tmp_path))
     assert type(Checkpoint.load(distilled.path / "checkpoint").module).__name__ == "NormedMean"
-    result = CellResult(cell, tokens, filtered, distilled)
+    result = CellResult(cell, tokens, filtered)
     result.settings["WT"], result.evaluations["WT"] = distilled, evaluated
     [row] = comparison_rows([result], [], seed=17)
     assert row.kind == "normed-mean"

@@ -17,7 +17,7 @@ from torch import Tensor
 from support.merged_models import fresh_model
 from tasks.training.strategies import DdpStrategy
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.recipe import TrainConfig
+from umim_core.config.recipe import DistillConfig, TrainConfig
 from umim_core.errors import CorpusError, NumericalError
 from umim_core.training.loss import BatchLoss
 from umim_core.training.objectives import DistillObjective
@@ -119,6 +119,7 @@ def objective(tiny_llama: Backbone) -> Start:
             fresh_model(tiny_llama, [(1, 2)], 0.2, SEED),
             rows(5) if train_rows is None else train_rows,
             rows(3, seed=1) if valid_rows is None else valid_rows,
+            DistillConfig(max_steps=1),
             bf16=False,
             batch_size=2,
         )
