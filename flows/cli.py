@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -23,7 +22,7 @@ from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.cli import serve_command as shared
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines, writing
 from umim_core.cli.shared_options import DeviceOption, DtypeOption, MergeOption
-from umim_core.errors import ConfigError, UmimError
+from umim_core.errors import UmimError
 
 if TYPE_CHECKING:
     from umim_core.config.recipe_files import AnyRecipe
@@ -333,7 +332,7 @@ def serve(
     """Serve a checkpoint as `umim serve` does, by replicas of its engine on a Ray cluster."""
     token = shared.secret(api_key_env, "--api-key-env")
     shared.check_bind(host, token)
-    _check_free(host, port)
+    shared.check_free(host, port)
     limits = shared.limits_of(
         max_new_tokens, max_request_bytes, answer_seconds, report_cached_tokens
     )
@@ -347,16 +346,3 @@ def serve(
     with replicated(load, sizes, Replicas(replicas, max_replicas, cpus, gpus, address)) as engine:
         signal.set_wakeup_fd(-1)  # at TERM the server ends open answers first, then the run stops
         shared.run_app(EngineServer(engine, limits).app(token), host, port)
-
-
-def _check_free(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened on, before replicas start."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        socket.create_server(address[:2], family=family).close()
-    except OSError as error:
-        raise ConfigError(
-            "the server must be able to listen on --host and --port",
-            f"{host}:{port} ({error})",
-            "Stop what listens there, or give another --port.",
-        ) from error

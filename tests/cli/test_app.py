@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,8 @@ from umim_core.rules.ruleset import RuleSet
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
 MINE = "mine a.txt --tokenizer tokenizer --out new"
 PRUNE = "prune checkpoint a.txt --out new"
-GATEWAY = "serve --upstream http://127.0.0.1:1"
+SERVE = "serve --port 0"
+GATEWAY = f"{SERVE} --upstream http://127.0.0.1:1"
 # What a command says of a broken rule; each rule of the library stands once, at its owner.
 REFUSED = {
     "compress x -c no-such": "a checkpoint must be one of",
@@ -87,8 +89,8 @@ REFUSED = {
     f"{GATEWAY} --export x m": "--upstream merges by",
     f"{GATEWAY} --max-rows 16": "got --max-rows.",
     f"{GATEWAY} --export old": "old",
-    "serve umim-docs-llama --base --merge all": "merges nothing",
-    "serve umim-docs-lama": "umim-docs-lama",
+    f"{SERVE} umim-docs-llama --base --merge all": "merges nothing",
+    f"{SERVE} umim-docs-lama": "umim-docs-lama",
 }
 
 
@@ -124,6 +126,14 @@ def test_a_broken_rule_is_told_and_leaves_nothing(umim: Umim, folder: Path, line
     assert result.err.startswith("umim: error: ")
     assert REFUSED[line] in result.err and "secret" not in result.err
     assert sorted(folder.rglob("*")) == before
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(umim: Umim) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = umim("serve", "no-such-model", "--port", port)
+    assert (result.code, result.out) == (1, "")
+    assert f"listen on --host and --port; got 127.0.0.1:{port}" in result.err
 
 
 @pytest.mark.parametrize("command", ["compress", "generate"])

@@ -49,7 +49,14 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.model_export import export_model
 from umim_core.serving.prompt_merger import PromptMerger
-from umim_core.serving.span_files import ADAPTERS, RECORD, TABLE, TOKENIZER, read_adapters
+from umim_core.serving.span_files import (
+    ADAPTERS,
+    RECORD,
+    TABLE,
+    TOKENIZER,
+    read_adapters,
+    read_record,
+)
 from umim_core.store.artifacts import sha256_file
 from umim_core.text.chat_parts import content_places, encode_parts
 from umim_core.text.roles import USER, Role
@@ -267,9 +274,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def change(folder: Path, **fields: Any) -> None:
-    record = json.loads((folder / RECORD).read_text())
-    (folder / RECORD).write_text(json.dumps(record | fields))
+def change(folder: Path, without: Sequence[str] = (), **fields: Any) -> None:
+    record = json.loads((folder / RECORD).read_text()) | fields
+    left = {name: value for name, value in record.items() if name not in without}
+    (folder / RECORD).write_text(json.dumps(left))
 
 
 def put(folder: Path, **tensors: Any) -> None:
@@ -299,7 +307,9 @@ def other_table(ids: list[list[int]], lengths: list[int]) -> Any:
 
 
 SPOILT: list[tuple[Any, type[UmimError], str]] = [
-    (lambda folder: change(folder, format=2), ArtifactError, "format: Input should be 1"),
+    (lambda folder: change(folder, format=2), ArtifactError, "format: Input should be less than"),
+    (lambda folder: change(folder, format=True), ArtifactError, "format: .* valid integer"),
+    (lambda folder: change(folder, without=("policy",)), ArtifactError, "policy: Field required"),
     (lambda folder: change(folder, vocab_size=0), ArtifactError, "must describe the spans"),
     (lambda folder: change(folder, spans=5), ArtifactError, r"must hold ids \[5, 4 to 16\]"),
     (lambda folder: change(folder, vocab_size=7), ArtifactError, r"lie in 0\.\.6; got 7"),
@@ -326,11 +336,27 @@ def test_what_is_no_export_is_refused(
         PromptMerger.load(folder, tokenizer_fingerprint="a" * 64)
 
 
+def test_the_model_side_refuses_another_table(folder: Path) -> None:
+    """It reads the record alone."""
+    assert read_record(folder).spans == len(TABLE_SPANS)
+    (folder / TABLE).write_bytes((folder / TABLE).read_bytes() + b" ")
+    with pytest.raises(ArtifactError, match=f"{TABLE} must have the SHA-256"):
+        read_record(folder)
+
+
 VOCAB = 1000
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] | trim }}<|endoftext|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
+
+
+def test_ranges_may_be_an_array_and_mergers_be_told_apart() -> None:
+    own = merger([(1, 2)])
+    ids, ranges = [1, 2, 1, 2], [(0, 2), (3, 4)]
+    array: Any = np.array(ranges)
+    assert own.merge(ids, array) == own.merge(ids, ranges) == [VOCAB, 1, 2]
+    assert len({own, own, merger([(1, 2)])}) == 2 and own != merger([(1, 2)])
 
 
 def merger(spans: Spans, raw_tail: int = 0, vocab_size: int = VOCAB) -> PromptMerger:

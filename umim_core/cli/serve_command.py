@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -115,6 +116,7 @@ def serve(
     _check_options(context, upstream)
     token = secret(api_key_env, "--api-key-env")
     check_bind(host, token)
+    check_free(host, port)
     limits = limits_of(max_new_tokens, max_request_bytes, answer_seconds, report_cached_tokens)
     if upstream is None:
         from umim_core.serving.engine_server import EngineServer, LocalEngine, Served
@@ -184,6 +186,19 @@ def check_bind(host: str, token: str | None) -> None:
         f"--host {host}",
         "Name a variable that holds one by --api-key-env, or listen on 127.0.0.1.",
     )
+
+
+def check_free(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on, before a model is loaded."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise ConfigError(
+            "the server must be able to listen on --host and --port",
+            f"{host}:{port} ({error})",
+            "Stop what listens there, or give another --port.",
+        ) from error
 
 
 def limits_of(

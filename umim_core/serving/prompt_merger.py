@@ -33,7 +33,6 @@ from umim_core.serving.span_files import (
     TABLE,
     TOKENIZER,
     SpanRecord,
-    check_digest,
     read_record,
 )
 from umim_core.store.artifacts import sha256_bytes, sha256_file, write_json
@@ -42,7 +41,7 @@ from umim_core.text.roles import USER, Role
 from umim_core.text.token_ids import prompt_array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PromptMerger:
     """Merges prompts, ids in and ids out, by the spans of an exported model; threads may share one.
 
@@ -65,7 +64,6 @@ class PromptMerger:
         A tokenizer, by file next to them or fingerprint, must be theirs.
         """
         record, path, beside = read_record(directory), directory / TABLE, directory / TOKENIZER
-        check_digest(path, record)
         same = not beside.is_file() or sha256_file(beside) == record.files.get(TOKENIZER)
         rule = f"{beside} must be the tokenizer that the spans were exported with"
         remedy = "Restore it, or export the model again."
@@ -82,6 +80,8 @@ class PromptMerger:
         write_bytes(directory / TABLE, data)
         beside = [path for name in (TOKENIZER, ADAPTERS) if (path := directory / name).exists()]
         record = SpanRecord(
+            format=1,
+            policy=1,
             vocab_size=self.vocab_size,
             spans=len(self.rules),
             raw_tail=self.raw_tail,
@@ -123,7 +123,7 @@ class PromptMerger:
             Ids below V + K; ``expand`` gives the raw ones back.
         """
         raw = prompt_array(ids, self.vocab_size)
-        check_parts(ranges or (), len(raw))
+        check_parts(() if ranges is None else ranges, len(raw))
         tail = self.raw_tail if raw_tail is None else raw_tail
         check_raw_tail(tail, "prompt")
         starts, lengths = segment_parts(self._matcher.segment, raw, ranges, tail)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, Strict
 from safetensors import SafetensorError
@@ -49,6 +49,9 @@ _CONFIG: Final = "config.json"
 REMEDY: Final = "Export the model again."
 
 
+_One = Annotated[int, Field(ge=1, le=1)]  # a literal would take true
+
+
 class SpanRecord(BaseModel):
     """Content of ``umim_spans.json``, see above.
 
@@ -63,8 +66,8 @@ class SpanRecord(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
-    format: Literal[1] = 1
-    policy: Literal[1] = 1
+    format: _One
+    policy: _One
     vocab_size: PositiveInt
     spans: PositiveInt
     raw_tail: NonNegativeInt
@@ -74,12 +77,15 @@ class SpanRecord(BaseModel):
 
 
 def read_record(directory: Path) -> SpanRecord:
+    """Return the record of a model's spans, whose table must be the one that it is of."""
     path, remedy = directory / RECORD, f"{REMEDY} Or use the version of umim that wrote it."
     with described(f"{path} must describe the spans of a model", remedy):
-        return SpanRecord.model_validate(read_json(path))
+        record = SpanRecord.model_validate(read_json(path))
+    _check_digest(directory / TABLE, record)
+    return record
 
 
-def check_digest(path: Path, record: SpanRecord) -> None:
+def _check_digest(path: Path, record: SpanRecord) -> None:
     digest = sha256_file(path) if path.is_file() else "no file"
     rule = f"{path} must have the SHA-256 that {RECORD} says"
     require(digest == record.files.get(path.name), ArtifactError, rule, digest, REMEDY)
@@ -108,7 +114,7 @@ def read_adapters(directory: Path) -> dict[str, tuple[Tensor, Tensor]]:
     from safetensors.torch import load_file as load_tensors
 
     path = directory / ADAPTERS
-    check_digest(path, read_record(directory))
+    _check_digest(path, read_record(directory))
     try:
         tensors = load_tensors(path)
         names = [name.removesuffix(".down") for name in tensors if name.endswith(".down")]
