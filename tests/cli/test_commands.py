@@ -29,11 +29,13 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines.registry import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.checkpoint_files import default_checkpoint
 from umim_core.cli.demo_command import verdict
 from umim_core.cli.serve_command import set_template
 from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.embedded.docstring_corpus import held_out_text
+from umim_core.errors import ConfigError
 from umim_core.model_sources.model_cache import model_fault
 from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.rules.grams import ORDERS
@@ -181,8 +183,16 @@ def test_demo_asks_both_sides_three_questions(
     assert "; merge prompt, raw tail 16" in found.out
     (tmp_path / file).write_text("no model")
     assert file in umim("demo", "--pairs", "1").err  # tools come first
+    loaded: list[object] = []
+
+    def refuse(name: object, *args: object) -> UMIM:
+        loaded.append(name)
+        raise ConfigError("nothing is loaded", name, "Go on.")
+
+    monkeypatch.setattr("umim_core.cli.shared_options.load_umim", refuse)
     for option in ("--budget", "--target-tr"):  # which need prices
-        assert file not in umim("demo", "--pairs", "1", option, "0.01").err
+        umim("demo", option, "0.01")
+    assert loaded == [default_checkpoint()] * 2
 
 
 def calling_tools(folder: Path) -> Path:

@@ -202,7 +202,11 @@ def test_a_field_out_of_bounds_is_named(
             GOOD | {"corpus": {"kind": "docstrings", "train_token": 5}},
             "Did you mean 'train_tokens'?",
         ),
-        (GOOD | {"max_steps": 5}, "It is a field of another section."),
+        (changed("corpus.parts.a.train.pats", [], MIXTURE), "Did you mean 'paths'?"),
+        (changed("cells.0.depht", 1), "Did you mean 'depth'?"),
+        (GOOD | {"max_step": 5}, "'max_steps' is a field of distill, adapt.sft, adapt.dpo."),
+        (changed("distill.seed", 5), "'seed' is a field of the recipe itself, corpus."),
+        (GOOD | {"nonsense": 5}, "Leave it out."),
     ],
 )
 def test_a_misspelt_field_is_told_the_right_name(tmp_path: Path, raw: object, remedy: str) -> None:

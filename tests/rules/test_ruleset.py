@@ -395,6 +395,15 @@ def test_a_manifest_that_does_not_describe_its_rules_is_refused(
         RuleSet.load(write_rules(tmp_path / "rules", table_of(GOOD), **{name: value}))
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_a_manifest_that_leaves_something_out_is_refused(tmp_path: Path, name: str) -> None:
+    directory = write_rules(tmp_path / "rules", table_of(GOOD))
+    body = {key: value for key, value in (EVERY | ORIGIN).items() if key != name}
+    write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=body)
+    with pytest.raises(ArtifactError, match=f"must describe its rules; got no {name}"):
+        RuleSet.load(directory)
+
+
 @pytest.mark.parametrize("shape", ["many rows", "one row"])
 def test_a_small_file_that_takes_a_gigabyte_is_refused_unread(
     tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch

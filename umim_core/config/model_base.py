@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import (
@@ -73,16 +74,47 @@ def validated(model: type[AnyModel], raw: object, what: str) -> AnyModel:
         where = ".".join(str(part)[:99] for part in first["loc"]) or "the recipe"
         remedy = "Correct the field."
         if first["type"] == "extra_forbidden":
-            name, known = str(first["loc"][-1]), _field_names(model)
-            remedy = did_you_mean(name, sorted(known)) or "Leave it out."
-            if name in known:
-                remedy = "It is a field of another section."
+            remedy = _right_name(model, first["loc"])
         raise ConfigError(f"{what}: {where}: {first['msg']}", first.get("input"), remedy) from error
 
 
-def _field_names(annotation: Any) -> set[str]:
-    """Return the names of all fields of the models in a type, and of those in their fields."""
+def _right_name(model: type[BaseModel], place: Sequence[int | str]) -> str:
+    """Return what to write for an unknown field: one of its section, or the section of another."""
+    *outer, last = place
+    name, section = str(last)[:99], {model}
+    for part in outer:  # the name of a field, the kind of a model, or a place in a list or a dict
+        inner = {each for at in section for each in _models_of_field(at, part)}
+        section = inner or {at for at in section if _is_of_kind(at, part)} or section
+    if said := did_you_mean(name, sorted({field for at in section for field in at.model_fields})):
+        return said
+    sections = _sections(model)
+    for field in get_close_matches(name, sorted(sections), n=1):
+        return f"{field!r} is a field of {', '.join(sections[field])}."
+    return "Leave it out."
+
+
+def _models_of_field(model: type[BaseModel], name: int | str) -> list[type[BaseModel]]:
+    field = model.model_fields.get(str(name))
+    return [] if field is None else _models(field.annotation)
+
+
+def _is_of_kind(model: type[BaseModel], kind: int | str) -> bool:
+    field = model.model_fields.get("kind")
+    return model.__name__ == kind or (field is not None and kind in get_args(field.annotation))
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models in a type, as ``dict[str, A | B]``, without those in their fields."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        fields = annotation.model_fields
-        return set(fields).union(*(_field_names(field.annotation) for field in fields.values()))
-    return set[str]().union(*map(_field_names, get_args(annotation)))
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models(inner)]
+
+
+def _sections(model: type[BaseModel], path: str = "") -> dict[str, list[str]]:
+    """Return the sections that have each field, of a model and of those in its fields."""
+    found = {name: [path or "the recipe itself"] for name in model.model_fields}
+    for name in model.model_fields:
+        for inner in _models_of_field(model, name):
+            for field, paths in _sections(inner, f"{path}.{name}".removeprefix(".")).items():
+                found[field] = list(dict.fromkeys([*found.get(field, []), *paths]))
+    return found

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Strict
 
 from umim_core.config.rule_options import EXPLICIT, RuleOptions
-from umim_core.errors import RuleSetError, TokenizerMismatchError, require
+from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, require
 from umim_core.rules.filters import filter_rules
 from umim_core.rules.grams import MAX_LONGEST, NgramCounts, check_longest, orders_to, pack_spans
 from umim_core.rules.trie import MatcherTables, holds_shorter, read_only_rows
@@ -312,7 +312,10 @@ class RuleSet:
         return self.prices
 
     def places(self, spans: NDArray[np.integer]) -> Ints:
-        """Return the places [M] of rules of one order [M, n] in the set, sorted by n, then ids."""
+        """Return the places [M] of rules of one order [M, n] in the set, sorted by n, then ids.
+
+        The spans must be rules of the set; any other one gets the place of some rule, or none's.
+        """
         order = spans.shape[1]
         within = np.searchsorted(pack_spans(self.ids_by_order[order]), pack_spans(spans))
         return np.asarray(self.first_place(order) + within, dtype=np.int64)
@@ -377,6 +380,8 @@ class RuleSet:
         ids, support = read_table(path / TABLE)
         rule, remedy = f"{path}/manifest.json must describe its rules", "Mine them again."
         with described(rule, remedy):
+            missing = sorted(RuleOrigin().record().keys() - manifest.keys())
+            require(not missing, ArtifactError, rule, f"no {', '.join(missing)}", remedy)
             origin = RuleOrigin.of_record(manifest)
         listed = cast("dict[str, object]", manifest["files"])
         prices = np.array(open_array(path / _PRICES)) if _PRICES in listed else None
