@@ -68,6 +68,16 @@ def test_rows_hold_what_lists_would(seed: int) -> None:
     assert number > 150 or max(map(len, held)) == most
 
 
+def test_no_row_gives_back_what_it_does_not_hold_and_a_forward_is_as_wide_as_planned() -> None:
+    cache = RowCache(1, 2, max_length=8)
+    write(cache, 1.0, 2.0)
+    cache.begin(2)
+    with pytest.raises(AssertionError):
+        cache.update(states(1.0, 2.0), states(1.0, 2.0), 0)
+    with pytest.raises(AssertionError):
+        cache.rollback(torch.tensor([0, 2]))
+
+
 def test_rollback_moves_and_clears_no_state() -> None:
     cache = RowCache(1, 2, max_length=8)
     for value in (1.0, 2.0, 3.0):

@@ -44,6 +44,8 @@ def test_truncation_keeps_the_end_and_what_is_protected() -> None:
         ([0], 1, (False,)),
     ):
         assert reduce_tokens(Truncation(), text(*protected), budget).tolist() == kept
+    with pytest.raises(AssertionError):
+        reduce_tokens(Truncation(), text(False), 2)
 
 
 @pytest.mark.parametrize("kept", [[], [0], [1, 0], [0, 0], [-1, 2], [1, 3], [0, 1]])

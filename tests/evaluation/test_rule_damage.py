@@ -90,7 +90,7 @@ def test_every_state_goes_to_its_last_merge_within_the_window(
     assert (hidden > 0) is (spans is NESTED)
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
+def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     merged_model = compressed_of(FLAT)
     for rows in ([], [np.array([0, 10, 0])]):
         with pytest.raises(EvaluationError, match=f"some rule must match .* {len(rows)} rows"):
@@ -98,3 +98,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     merged_model.require_module().norm_o.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match="every divergence must be finite"):
         measure_damage(rows_of(FLAT), merged_model)
+    with monkeypatch.context() as patched, pytest.raises(AssertionError):
+        places = RuleSet.places  # those of other rules
+        patched.setattr(RuleSet, "places", lambda self, spans: places(self, spans)[::-1])
+        measure_damage(rows_of(NESTED), compressed_of(NESTED))

@@ -17,6 +17,7 @@ from umim_core.errors import (
     ConfigError,
     CorpusError,
     EvaluationError,
+    RuleSetError,
     UmimError,
 )
 from umim_core.mining.mine import MiningReport, candidate_spans, mine_rules
@@ -121,6 +122,13 @@ def test_protected_tokens_are_in_no_rule(corpus: Source, tmp_path: Path, tokeniz
         mine_rules(
             corpus, tmp_path / "x", tokenizer=tokenizer, options=with_options(protect=("digits",))
         )
+
+
+def test_a_corpus_without_a_frequent_gram_is_named_by_its_size(
+    corpus: Source, tmp_path: Path, tokenizer: str
+) -> None:
+    with pytest.raises(RuleSetError, match=rf"occurs 999 times; got {sum(LENGTHS)} tokens"):
+        mined(corpus, tmp_path, tokenizer, tau=999)
 
 
 def test_spans_that_may_be_chosen_of_logs_hold_no_digit() -> None:

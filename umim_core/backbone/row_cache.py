@@ -119,6 +119,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
         """
         plan = self.plan
         assert plan is not None  # noqa: S101  RowCache.begin
+        assert key_states.shape[2] == plan.width  # noqa: S101  fewer would be written several times
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None  # noqa: S101  just allocated
@@ -195,6 +196,7 @@ class RowCache(Cache):
     def rollback(self, counts: Tensor) -> None:
         """Forget the last units of each row [B] (integers on the CPU): no state is moved."""
         self.lengths = self.lengths - counts.to(torch.int64)
+        assert int(self.lengths.min()) >= 0  # noqa: S101  no row gives back more than it holds
         self._finish()
 
     def drop(self, columns: Sequence[Sequence[int]]) -> None:

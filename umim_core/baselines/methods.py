@@ -183,6 +183,7 @@ def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Ints:
     More stay where more are protected, and of a published form.
     """
     tokens = len(text.ids)
+    assert budget <= tokens  # noqa: S101  the caller's
     count = max(budget, int(text.protected.sum()))
     if count == tokens:
         return np.arange(tokens)

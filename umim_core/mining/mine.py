@@ -232,7 +232,7 @@ def mine_rules(
             counts = count(chosen, counter, tokens, offsets, excluded, threads=threads)
             rule = f"the corpus must hold an n-gram that occurs {chosen.tau:,} times"
             remedy = "Lower --tau, give more text, or protect fewer tokens."
-            require(len(counts) > 0, RuleSetError, rule, "none", remedy)
+            require(len(counts) > 0, RuleSetError, rule, f"{len(tokens):,} tokens", remedy)
             counted = time.perf_counter()
             mined = rules_of(counts, origin, tokens, offsets)
         seconds = {

@@ -1,4 +1,4 @@
-"""Children that end with their parent, however it ends."""
+"""Children that end with their parent, however it ends: on Linux alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _prctl: Final = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # 
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends.
+    """Have the kernel kill this process when the thread that started it ends; Linux alone can.
 
     As ``preexec_fn`` of a process whose program is not ours, or its first call.
     """

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -215,9 +215,6 @@ class FixedSpans(Matcher):
     ) -> tuple[Ints, Ints, Ints]:
         """Cut many sequences in this thread; no span crosses a border."""
         return cut_each(self.segment, ids, offsets)
-
-    def contains(self, span: Sequence[int]) -> bool:
-        return len(span) == self._size
 
     def suffixes(self, rows: int) -> SuffixMatcher:
         return _FixedSuffixes(rows, self._size, self._share)
