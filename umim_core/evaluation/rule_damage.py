@@ -64,7 +64,7 @@ def measure_damage(
         if len(layout.span_ids):
             spans, lengths = layout.span_ids.cpu().numpy(), layout.span_lengths.cpu().numpy()
             places = np.empty(len(spans), dtype=np.int64)
-            for n in rules.orders:
+            for n in np.unique(lengths):
                 own = spans[lengths == n, :n]
                 places[lengths == n] = found = rules.places(own)
                 matched = rules.ids_by_order[n][found - rules.first_place(n)]
