@@ -1,4 +1,4 @@
-"""What a GPU makes of merging, in six minutes: exactness, speed against bounds, a fixed KV pool.
+"""Merging on a GPU, in six minutes: exactness, speed against bounds, a fixed KV pool.
 
     python -m benchmarks.gpu --out docs/results/gpu.json
     python -m benchmarks.gpu --tiny      the same code on the processor, in seconds

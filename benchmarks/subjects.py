@@ -1,4 +1,4 @@
-"""What the benchmarks measure on: ids of a text, backbones with their rules, text to time."""
+"""Subjects of the benchmarks: ids of a text, backbones with their rules, text to time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where stages are built, and the facts of that place that results may depend on."""
+"""Site of a run: the place where stages are built, and its facts that results may depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages are given by name: in their keys stands what the name means on this machine."""
+"""Names that stages are given: in their keys stands what a name means on this machine."""
 
 from __future__ import annotations
 

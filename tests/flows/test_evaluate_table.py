@@ -1,4 +1,4 @@
-"""What evaluating a recipe returns, without its stages."""
+"""The table that evaluating a recipe returns, without its stages."""
 
 from __future__ import annotations
 

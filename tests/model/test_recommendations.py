@@ -1,4 +1,4 @@
-"""What a checkpoint recommends, and callers override: rules by price, what merges, a raw tail."""
+"""Recommendations of a checkpoint that callers override: priced rules, what merges, a raw tail."""
 
 from __future__ import annotations
 

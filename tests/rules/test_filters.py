@@ -1,4 +1,4 @@
-"""Which grams become rules: overlap, containment, budgets, and spans that are chosen."""
+"""Grams that become rules: overlap, containment, budgets, and spans that are chosen."""
 
 from __future__ import annotations
 

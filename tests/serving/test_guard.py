@@ -1,4 +1,4 @@
-"""Who is answered, and connections that say nothing or take nothing, at real servers."""
+"""Clients that are answered, and connections that say nothing or take nothing, at real servers."""
 
 from __future__ import annotations
 

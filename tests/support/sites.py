@@ -1,4 +1,4 @@
-"""Where tests build stages: below a root, in this process."""
+"""Sites of tests: stages are built below a root, in this process."""
 
 from __future__ import annotations
 

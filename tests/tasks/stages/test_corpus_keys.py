@@ -1,4 +1,4 @@
-"""What decides the text of a corpus is in the keys of its stages; where it lies is not."""
+"""Keys of corpora: they hold what decides the text, and not where it lies."""
 
 from __future__ import annotations
 
