@@ -104,13 +104,13 @@ def _first(accepted: Any) -> Any:
 def read_questions(folder: Path, sets: Sequence[str], most: int) -> Iterator[Question]:
     """Yield up to ``most`` questions of each set whose functions all are unseen."""
     unseen = {
-        tool["name"] for _, row in read_objects(_file(folder, UNSEEN)) for tool in row[_TOOLS]
+        tool["name"] for _, row in read_objects(file_of(folder, UNSEEN)) for tool in row[_TOOLS]
     }
     for name in sets:
-        rows = {row["id"]: row for _, row in read_objects(_file(folder, name))}
+        rows = {row["id"]: row for _, row in read_objects(file_of(folder, name))}
         answers = [
             (rows[answer["id"]], answer["ground_truth"])
-            for _, answer in read_objects(_file(folder / "possible_answer", name))
+            for _, answer in read_objects(file_of(folder / "possible_answer", name))
         ]
         asked = [pair for pair in answers if unseen >= {tool["name"] for tool in pair[0][_TOOLS]}]
         for row, accepted in asked[:most]:
@@ -118,7 +118,8 @@ def read_questions(folder: Path, sets: Sequence[str], most: int) -> Iterator[Que
             yield Question(row["question"][0], tools, accepted)
 
 
-def _file(folder: Path, name: str) -> Path:
+def file_of(folder: Path, name: str) -> Path:
+    """Return the file of a set of questions, packed or not."""
     found = [
         path
         for path in sorted(folder.glob("*"))
@@ -283,20 +284,7 @@ def ask(
     answers: Path | None,
 ) -> Answers:
     """Answer a batch greedily and score right calls; what lies in ``answers`` is read there."""
-    merged = merge == "prompt"
-    state = umim.checkpoint.module.state_dict().values()
-    weights = [w.detach().float().cpu().numpy() for w in state]
-    module = [umim.rules.digest, *(sha256_bytes(w.tobytes()) for w in weights)]
-    asked = {
-        "backbone": [umim.backbone.fingerprint, str(umim.backbone.dtype)],
-        "merged": [umim.checkpoint.config.form(), *module] if merged else [],
-        "new_tokens": _NEW,
-        "rows": [[row.prompt.tolist(), row.parts, row.reply.tolist()] for row in rows],
-        "questions": [
-            [question.accepted, *sizes] for question, sizes in zip(questions, written, strict=True)
-        ],
-    }
-    file = answers and answers / f"{sha256_bytes(canonical_json(asked).encode())}.json"
+    file = answers and answers / f"{answers_key(umim, questions, rows, written, merge)}.json"
     if file and file.exists():
         found: Any = read_json(file)
         return Answers(**found)
@@ -310,7 +298,7 @@ def ask(
         right.append(is_right(calls_of(said), question.accepted))
         saved.append((whole - answer.prompt_units) / whole)
         tools_saved.append((whole - answer.prompt_units) / schemas)
-    model = umim.merged_model if merged else umim.merged_model.base()
+    model = umim.merged_model if merge == "prompt" else umim.merged_model.base()
     scores = reply_scores(model, rows)
     greedy = [tokens.tolist() for tokens in scores.greedy]
     answered = Answers(right, saved, tools_saved, scores.nats, greedy)
@@ -318,6 +306,31 @@ def ask(
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, answered._asdict())
     return answered
+
+
+def answers_key(
+    umim: Model,
+    questions: Sequence[Question],
+    rows: Sequence[PromptRow],
+    written: Sequence[tuple[int, int]],
+    merge: Merge,
+) -> str:
+    """Return the digest of all that decides the answers to a batch."""
+    merged: list[object] = []
+    if merge == "prompt":
+        state = umim.checkpoint.module.state_dict().values()
+        weights = [sha256_bytes(w.detach().float().cpu().numpy().tobytes()) for w in state]
+        merged = [umim.checkpoint.config.form(), umim.rules.digest, *weights]
+    asked = {
+        "backbone": [umim.backbone.fingerprint, str(umim.backbone.dtype)],
+        "merged": merged,
+        "new_tokens": _NEW,
+        "rows": [[row.prompt.tolist(), row.parts, row.reply.tolist()] for row in rows],
+        "questions": [
+            [question.accepted, *sizes] for question, sizes in zip(questions, written, strict=True)
+        ],
+    }
+    return sha256_bytes(canonical_json(asked).encode())
 
 
 def figures(found: Answers, base: Answers) -> Report:

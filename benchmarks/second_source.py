@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.answers import SUBJECT, load, points
-from benchmarks.calls import as_written
+from benchmarks.calls import as_written, file_of
 from benchmarks.runner import Benchmark, Gate, Report, at_least
 from umim_core import UMIM
 from umim_core.config.form import Merge
@@ -147,8 +147,7 @@ def read_questions(folder: Path) -> Iterator[tuple[str, list[Question]]]:
 
 
 def _rows(folder: Path, name: str) -> Iterator[Row]:
-    (file,) = folder.glob(f"{name}.jsonl*")
-    return (row for _, row in read_objects(file))
+    return (row for _, row in read_objects(file_of(folder, name)))
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
