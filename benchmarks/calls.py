@@ -54,7 +54,7 @@ _NEW: Final = 160  # tokens of a reply
 _TOOLS: Final = "function"  # the field of a question
 _BATCH: Final = 8  # prompts that are answered at once
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
-_IGNORED: Final = str.maketrans("", "", " ,./-_*^")  # in the leaderboard's comparison of strings
+_IGNORED: Final = str.maketrans("'", '"', " ,./-_*^")  # in the leaderboard's comparison of strings
 Row = Mapping[str, Any]
 Edit = Callable[[dict[str, Any]], str]  # of a schema, to the text that stands for it
 
@@ -70,7 +70,10 @@ class Question:
     def answer(self) -> str:
         """Return the right calls, as a model writes them that was not taught the marks."""
         calls = [
-            {"name": name, "arguments": _first(given)}
+            {
+                "name": name,
+                "arguments": {key: _written(one) for key, one in _first(given).items()},
+            }
             for one in self.accepted
             for name, given in one.items()
         ]
@@ -94,11 +97,16 @@ class Answers(NamedTuple):
     greedy: list[list[bool]]
 
 
-def _first(accepted: Any) -> Any:
-    """Return the first of the accepted values of arguments, of objects in them, too."""
-    if isinstance(accepted, dict):
-        return {key: _first(one[0]) for key, one in accepted.items() if one and one[0] != ""}
-    return [_first(one) for one in accepted] if isinstance(accepted, list) else accepted
+def _first(accepted: Row) -> Row:
+    """Return the first of the accepted values of every field that is written."""
+    return {key: one[0] for key, one in accepted.items() if one[0] != ""}
+
+
+def _written(value: Any) -> Any:
+    """Return an argument as it is written: an object names accepted values, too, one in it none."""
+    if isinstance(value, dict):
+        return _first(value)
+    return [_written(one) for one in value] if isinstance(value, list) else value
 
 
 def read_questions(folder: Path, sets: Sequence[str], most: int) -> Iterator[Question]:
@@ -153,24 +161,32 @@ def _fits(call: Row, accepted: Mapping[str, Mapping[str, Any]]) -> bool:
     arguments = call.get("arguments")
     if call["name"] not in accepted or not isinstance(arguments, dict):
         return False
-    values = accepted[call["name"]]
-    return all(key in values for key in arguments) and all(
-        any(_same(arguments[key], one) for one in allowed) if key in arguments else "" in allowed
-        for key, allowed in values.items()
+    return _accepted(arguments, accepted[call["name"]], _same)
+
+
+def _accepted(
+    given: Row, accepted: Mapping[str, Any], same: Callable[[object, object], bool]
+) -> bool:
+    """Return whether all fields have accepted values; "" among them: the field may be missing."""
+    return given.keys() <= accepted.keys() and all(
+        any(same(given[key], one) for one in allowed) if key in given else "" in allowed
+        for key, allowed in accepted.items()
     )
 
 
 def _same(given: object, accepted: object) -> bool:
-    if isinstance(given, str) and isinstance(accepted, str):
-        return given.translate(_IGNORED).lower() == accepted.translate(_IGNORED).lower()
+    """Return whether an argument is an accepted one; objects in an object are compared whole."""
     if isinstance(given, list) and isinstance(accepted, list):
         pairs = zip(given, accepted, strict=False)
         return len(given) == len(accepted) and all(_same(*pair) for pair in pairs)
     if isinstance(given, dict) and isinstance(accepted, dict):
-        return all(
-            any(_same(given[key], one) for one in allowed) if key in given else "" in allowed
-            for key, allowed in accepted.items()
-        )
+        return _accepted(given, accepted, _equal)
+    return _equal(given, accepted)
+
+
+def _equal(given: object, accepted: object) -> bool:
+    if isinstance(given, str) and isinstance(accepted, str):
+        return given.translate(_IGNORED).lower() == accepted.translate(_IGNORED).lower()
     return given == accepted and isinstance(given, bool) == isinstance(accepted, bool)
 
 
