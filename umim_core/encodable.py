@@ -1,8 +1,6 @@
-"""Check of texts for what UTF-8 cannot hold: a Python string may have lone surrogates."""
+"""Lone surrogates, which a Python string may have and UTF-8 cannot hold."""
 
 from __future__ import annotations
-
-from umim_core.errors import CorpusError
 
 
 def encoding_error(text: str) -> UnicodeEncodeError | None:
@@ -12,13 +10,3 @@ def encoding_error(text: str) -> UnicodeEncodeError | None:
     except UnicodeEncodeError as error:
         return error
     return None
-
-
-def check_encodable(text: str) -> None:
-    """Refuse a text with a lone surrogate: no tokenizer takes it, and none says why."""
-    if not text.isascii() and (error := encoding_error(text)) is not None:
-        raise CorpusError(
-            "text must not hold lone surrogates",
-            f"{text[error.start]!a} at character {error.start}",
-            "Correct it: half of a character of two was cut off.",
-        ) from error

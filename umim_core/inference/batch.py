@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from umim_core.backbone.attention_masks import attention_window
-from umim_core.errors import GenerationError, NumericalError
+from umim_core.errors import GenerationError, NumericalError, require
 from umim_core.inference.choice import Stopper, TokenChooser, log_probs
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward, GeneratedUnits, GenerationState, Row, Timings
@@ -254,7 +254,17 @@ class Batch(Generic[C]):
             device=model.backbone.device,
         )
         stopper = Stopper(config, model.backbone.tokenizer, options.stopping_criteria)
-        eviction = RowEviction.of(options.span_eviction, model, rows, past is not None)
+        eviction = None
+        if options.span_eviction is not None:
+            require(
+                past is None,
+                GenerationError,
+                "span eviction needs a cache of its own from the first prompt on",
+                "past",
+                "Pass the whole text as the prompt, or leave span_eviction out.",
+            )
+            matcher, ids = model.require_matcher(), [row.prompt_ids for row in rows]
+            eviction = RowEviction(matcher, options.span_eviction, ids)
         shared, several = None, self._store is not None or len(rows) > 1
         if self._store is not None and len(prompts) == 1 and past is None:
             found = self._store.find(read.ids[0], read.cuts[0][0])

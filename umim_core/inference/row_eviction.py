@@ -33,9 +33,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import GenerationError, require
-from umim_core.inference.outputs import Row
-from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.text.token_ids import Ints
 
@@ -60,22 +57,6 @@ class RowEviction:
         for row, ids in enumerate(prompts):
             for start, length in zip(*matcher.segment(np.array(ids)), strict=True):
                 self._wait(row, int(start), int(length), certain=0)
-
-    @classmethod
-    def of(
-        cls, age: int | None, merged_model: MergedModel, rows: Sequence[Row], goes_on: bool
-    ) -> RowEviction | None:
-        """Return the eviction of spans of an age from rows; None without one."""
-        if age is None:
-            return None
-        require(
-            not goes_on,
-            GenerationError,
-            "span eviction needs a cache of its own from the first prompt on",
-            "past",
-            "Pass the whole text as the prompt, or leave span_eviction out.",
-        )
-        return cls(merged_model.require_matcher(), age, [row.prompt_ids for row in rows])
 
     def push(self, tokens: Ints, running: NDArray[np.bool_]) -> None:
         """Follow the tokens that the next forward reads; see ``GeneratedUnits.push``."""

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError, require
@@ -18,6 +19,7 @@ from umim_core.inference.prompts import PromptIds
 from umim_core.text.chat_parts import encode_parts, log_unmerged, write_chat
 from umim_core.text.roles import USER, Role
 from umim_core.text.template_process import Chat, Tools
+from umim_core.text.token_ids import decode, encode
 
 TokenIds = Sequence[int] | NDArray[np.integer] | Tensor
 PromptInput = (
@@ -169,9 +171,11 @@ def encode_prompts(
         if isinstance(item, np.ndarray):
             rows.append(item)
         elif isinstance(item, str):
-            rows.append(np.array(backbone.encode(item, add_special_tokens), dtype=np.int64))
+            ids = encode(backbone.require_tokenizer(), item, add_special_tokens)
+            rows.append(np.array(ids, dtype=np.int64))
         else:
-            rows.append(_encode_chat(item, backbone, known[b] if known else None, tools, roles))
+            tokenizer = backbone.require_tokenizer()
+            rows.append(_encode_chat(item, tokenizer, known[b] if known else None, tools, roles))
     return rows
 
 
@@ -195,16 +199,15 @@ def warn_of_padding(items: Sequence[Item], backbone: Backbone) -> None:
 
 def _encode_chat(
     chat: Chat,
-    backbone: Backbone,
+    tokenizer: PreTrainedTokenizerBase,
     past: Sequence[int] | None,
     tools: Tools | None,
     roles: Sequence[Role],
 ) -> PromptIds:
     """Encode a chat, or what it adds to its past."""
-    tokenizer = backbone.require_tokenizer()
     written = write_chat(chat, tokenizer, tools, roles)
     text, places, unmerged = written.text, written.places, written.unmerged
-    added = text if past is None else _added(text, past, backbone)
+    added = text if past is None else _added(text, past, tokenizer)
     before = len(text) - len(added)
     if not text.endswith(added):
         unmerged = "the tokenizer does not write its state as the template does"
@@ -241,7 +244,7 @@ def encode_prefix(
     return PromptIds(*encode_parts(tokenizer, read, places), written.unmerged)
 
 
-def _added(text: str, past: Sequence[int], backbone: Backbone) -> str:
+def _added(text: str, past: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
     """Return what a conversation, written by its template, adds to its past.
 
     Many templates trim the replies that they write, and some decoders put spaces behind special
@@ -251,10 +254,10 @@ def _added(text: str, past: Sequence[int], backbone: Backbone) -> str:
         text    user: Hi<end>assistant: Sure.<end>user: And?<end>assistant:
         added                                <end>user: And?<end>assistant:
     """
-    said = _decode(past, backbone)
+    said = decode(tokenizer, past, special=True)
     if text.startswith(said):
         return text[len(said) :]
-    written = _decode(backbone.encode(text), backbone)  # through the decoder, as the past
+    written = decode(tokenizer, encode(tokenizer, text), special=True)  # as the past
     at = 0
     for number, letter in enumerate(said):
         if letter.isspace():
@@ -273,10 +276,3 @@ def _added(text: str, past: Sequence[int], backbone: Backbone) -> str:
     blank = said[len(said.rstrip()) :]  # is in the past, and perhaps in the text
     both = takewhile(lambda pair: pair[0] == pair[1], zip(blank, written[at:], strict=False))
     return written[at + len(list(both)) :]
-
-
-def _decode(ids: Sequence[int], backbone: Backbone) -> str:
-    text = backbone.require_tokenizer().decode(
-        list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
-    return text if isinstance(text, str) else "".join(text)

@@ -14,13 +14,13 @@ from string import Formatter
 from typing import Any, Final, Literal
 
 from umim_core.config.evaluate import MergedPart
-from umim_core.encodable import check_encodable
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.registry import Registry
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.disk import user_cache
 from umim_core.store.publication import build_once
 from umim_core.text.rows import read_objects
+from umim_core.text.token_ids import check_encodable
 
 
 @dataclass(frozen=True)

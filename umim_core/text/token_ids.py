@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.encodable import check_encodable
 from umim_core.errors import CorpusError, GenerationError, require, translated
 
 if TYPE_CHECKING:
@@ -152,6 +151,18 @@ def check_offsets(offsets: Offsets, size: int) -> None:
         )
 
 
+def check_encodable(text: str) -> None:
+    """Refuse a text with a lone surrogate: no tokenizer takes it, and none says why."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CorpusError(
+            "text must not hold lone surrogates",
+            f"{text[error.start]!a} at character {error.start}",
+            "Correct it: half of a character of two was cut off.",
+        ) from error
+
+
 def encode(
     tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool | None = False
 ) -> list[int]:
@@ -177,9 +188,11 @@ def typed_panics() -> translated:
     )
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    """Turn raw ids into text, special tokens left out, spaces as they are."""
-    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, special: bool = False) -> str:
+    """Turn raw ids into text, spaces as they are; special tokens are left out unless asked for."""
+    text = tokenizer.decode(
+        list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+    )
     return text if isinstance(text, str) else "".join(text)
 
 
