@@ -331,8 +331,7 @@ def serve(
 ) -> None:
     """Serve a checkpoint as `umim serve` does, by replicas of its engine on a Ray cluster."""
     token = shared.secret(api_key_env, "--api-key-env")
-    shared.check_bind(host, token)
-    shared.check_free(host, port)
+    shared.check_listening(host, port, token)
     limits = shared.limits_of(
         max_new_tokens, max_request_bytes, answer_seconds, report_cached_tokens
     )

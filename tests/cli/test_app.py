@@ -52,7 +52,6 @@ REFUSED = {
     "import absent --backbone model --out old": "the output directory must not exist",
     f"{MINE} --out old": "the output directory must not exist; got old",
     "mine a.txt --out new": "text needs a tokenizer; got none",
-    "mine ids.npy": "--out must name the rule directory to write; got nothing",
     f"{MINE} --backbone x": "belong to the confidence policy; got --backbone x",
     f"{MINE} --field text": "--field is of corpora of the kinds jsonl, parquet",
     f"{MINE} --max-memory-gib nan": "max_memory_gib: Input should be a finite number",
@@ -72,7 +71,9 @@ REFUSED = {
     "train model a.txt --rules nowhere --out new": "--rules must be a rule directory; got nowhere",
     "train model a.txt --rules rules --out new --split test": "of the kinds dataset; got test for",
     "train model --rules rules --out new": "text to train on must be given; got none",
-    "export checkpoint --out old": "--out must not exist; got old",
+    "export checkpoint --out old": "the output directory must not exist; got old",
+    "export checkpoint --out new --field text": "options of a corpus need one; got field",
+    "export checkpoint --out new --text a.txt --tau 0": "tau must be at least 1",
     "export checkpoint --out new --tau 3": "choose spans of a text: add --text FILE; got --tau 3",
     **{
         f"{line} --out a.txt/x": "must be writable"
@@ -82,7 +83,17 @@ REFUSED = {
         )
     },
     "prune absent a.txt --keep-all --out /sys/absent/x": "must be writable",
+    "bench --text old": "--text must be a readable file of UTF-8 text; got",
+    "serve --chat-template nowhere": "--chat-template must be a readable file of UTF-8 text; got",
+    **{
+        f"{line} {'n' * 300}": "a file must be within reach; got "
+        for line in (
+            *("compress x -c", "rules", "export --out new", "serve", "init model --rules"),
+            *("import --backbone model", "import old --backbone", "train model a.txt --rules"),
+        )
+    },
     "serve --host 0.0.0.0": "needs a token",
+    "serve --host a..b --api-key-env HOME": "must be able to listen on --host and --port; got a..b",
     "serve --api-key-env UMIM_NOT_SET": "must name a variable that is set",
     "serve --api-key-env UMIM_TWO_LINES": "must name a variable that is set, to one line",
     f"{GATEWAY} --report-cached-tokens": "got --report-cached-tokens.",
@@ -156,6 +167,7 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
         ("generate x --raw-tail -3", "Invalid value for '--raw-tail'"),
         ("ppl x --dtype float8", "'float8' is not one of 'auto', 'published'"),
         ("ppl", "Missing argument"),
+        ("mine ids.npy", "Missing option '--out'"),
         ("train m x --steps 0", "Invalid value for '--steps'"),
         ("bench --budget -1", "Invalid value for '--budget'"),
         ("rules x --top -1", "Invalid value for '--top'"),

@@ -45,17 +45,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, before[1]))
     try:
-        options = (
-            "--chat-template",
-            template,
-            "--max-rows",
-            16,
-            "--max-waiting",
-            256,
-            "--prefix-cache-mb",
-            16,
-        )
-        served = Served("umim-docs-llama", *options)
+        sizes = ("--max-rows", 16, "--max-waiting", 256, "--prefix-cache-mb", 16)
+        served = Served("umim-docs-llama", "--chat-template", template, *sizes)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     yield served

@@ -146,7 +146,8 @@ def stream(url: str, path: str, body: dict[str, Any]) -> tuple[str, dict[str, An
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")
         for part in events(answer.iter_lines()):
-            count = part.get("usage") or count
+            count = count or part["usage"]
+            assert not count or not part["choices"]
             for choice in part["choices"]:
                 text += piece(choice)
                 first = choice["index"] not in begun

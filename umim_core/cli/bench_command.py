@@ -13,7 +13,7 @@ from umim_core.backbone.devices import default_device
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.config.evaluate import BenchmarkConfig
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,11 +78,13 @@ def bench(
     )
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
+    from umim_core.embedded.docstring_corpus import held_out_text
     from umim_core.progress import log_progress
     from umim_core.store.locking import measuring
     from umim_core.throughput.break_even import break_even
     from umim_core.throughput.throughput import EVERYWHERE, measure_throughput
 
+    told = held_out_text() if text is None else shared.text_of(text, "--text")
     place = device or default_device()
     name = checkpoint or default_checkpoint()
     umim = shared.load_umim(name, dtype, place, budget, target_tr, merge)
@@ -90,7 +92,7 @@ def bench(
         config = _fitting(config, umim.backbone.max_positions)
     merge, raw_tail = umim.checkpoint.config.recommended(merge, raw_tail)
     options = replace(EVERYWHERE, merge=merge, raw_tail=raw_tail)
-    ids = _ids(umim, text, config)
+    ids = _ids(umim, told, config)
     with measuring():
         log_lines("umim.progress")
         progress = log_progress("measuring, settings")
@@ -138,20 +140,13 @@ def _fitting(config: BenchmarkConfig, positions: int | None) -> BenchmarkConfig:
     return config.model_copy(update={"prompt_lengths": fitting or (room,)})
 
 
-def _ids(umim: UMIM, path: Path | None, config: BenchmarkConfig) -> NDArray[np.int64]:
+def _ids(umim: UMIM, text: str, config: BenchmarkConfig) -> NDArray[np.int64]:
     """Return as many ids of the text as the runs can use."""
     import numpy as np
 
-    from umim_core.embedded.docstring_corpus import held_out_text
     from umim_core.throughput.throughput import tokens_needed
 
     needed = tokens_needed(config) + config.pairs * config.new_tokens
-    try:
-        text = held_out_text() if path is None else path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(
-            "--text must be a file of UTF-8 text", str(error), "Name another."
-        ) from error
     ids = umim.backbone.encode(text[: _CHARACTERS * needed])
     return np.array(ids[:needed], dtype=np.int64)
 

@@ -14,6 +14,8 @@ from typing import Annotated, Final
 
 import typer
 
+from umim_core.errors import ArtifactError
+
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
 
 
@@ -55,7 +57,10 @@ def write(text: str, *, newline: bool = True) -> None:
 
 @contextmanager
 def writing(program: str) -> Iterator[None]:
-    """Escape what stdout's encoding lacks; where it takes nothing, end with a line on stderr."""
+    """Escape what stdout's encoding lacks; where it takes nothing, end with a line on stderr.
+
+    What the system refuses of a file by name, a name that is too long say, is an error of the file.
+    """
     if sys.stdout is None:  # closed: writers would be silent, and the next file become stdout
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if isinstance(sys.stdout, TextIOWrapper):
@@ -66,7 +71,10 @@ def writing(program: str) -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None or error.errno not in _FULL:
+        if error.filename is not None:
+            rule, found = "a file must be within reach", f"{error.filename}: {error.strerror}"
+            raise ArtifactError(rule, found, "Check its path and who may read it.") from error
+        if error.errno not in _FULL:
             raise
         # What could not be written would be tried again, and complained about, at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

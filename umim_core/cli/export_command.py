@@ -75,14 +75,13 @@ def export(
     if not text:
         chosen = {"--spans": spans, "--tau": tau, "--protect": protect}
         shared.refuse_ignored(chosen, "choose spans of a text: add --text FILE")
-    if out.exists():
-        raise ConfigError("--out must not exist", str(out), "Remove it or choose another name.")
     from umim_core.mining.mine import mine_rules
     from umim_core.model.umim import UMIM
     from umim_core.rules.ruleset import RuleSet
     from umim_core.serving.model_export import check_exportable, export_model
     from umim_core.store.disk import check_writable
     from umim_core.store.locking import computing
+    from umim_core.store.publication import check_absent
     from umim_core.store.scratch import scratch_folder
     from umim_core.text.sources import Reading, sources_of
 
@@ -91,6 +90,7 @@ def export(
         spans=spans or _SPANS,
         protect=tuple(protect or ("digits",)),
     )
+    check_absent(out)
     check_writable(out)
     log_lines("umim.progress")
     sources = sources_of([tuple(text)] if text else [], Reading(kind, field, max_bad=max_bad))

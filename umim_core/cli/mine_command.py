@@ -28,9 +28,7 @@ def mine(
             "set name."
         ),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Rule directory to write; must not exist.")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="Rule directory to write; must not exist.")],
     tokenizer: Annotated[
         str | None,
         typer.Option(help="Known name, directory, .gguf file or hub id; optional for .npy ids."),
@@ -66,8 +64,6 @@ def mine(
     as_json: JsonFlag = False,
 ) -> None:
     """Mine merge rules from a corpus and write a rule directory."""
-    if out is None:
-        raise ConfigError("--out must name the rule directory to write", "nothing", "Add it.")
     shared.refuse_ignored(
         {"--backbone": backbone, "--confidence": min_probability} if source == "frequency" else {},
         "belong to the confidence policy",

@@ -17,7 +17,6 @@ from umim_core.errors import ConfigError, MissingExtraError, require
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
-    from transformers import PreTrainedTokenizerBase
 
     from umim_core.serving.guard import Limits
 
@@ -115,8 +114,8 @@ def serve(
     """
     _check_options(context, upstream)
     token = secret(api_key_env, "--api-key-env")
-    check_bind(host, token)
-    check_free(host, port)
+    check_listening(host, port, token)
+    template = None if chat_template is None else shared.text_of(chat_template, "--chat-template")
     limits = limits_of(max_new_tokens, max_request_bytes, answer_seconds, report_cached_tokens)
     if upstream is None:
         from umim_core.serving.engine_server import EngineServer, LocalEngine, Served
@@ -125,7 +124,9 @@ def serve(
         served = Served.load(
             checkpoint, base=base, name=model_name, merge=merge, dtype=dtype, device=device
         )
-        set_template(served.backbone.require_tokenizer(), chat_template)
+        tokenizer = served.backbone.require_tokenizer()
+        if template is not None:
+            tokenizer.chat_template = template
         sizes = BatchSizes(max_rows, max_waiting, prefix_cache_mb << 20)
         app = EngineServer(LocalEngine(served, sizes), limits).app(token)
     elif export is None or checkpoint is not None or base:
@@ -142,7 +143,8 @@ def serve(
 
         tokenizer = load_tokenizer(str(export), local_files_only=True)
         merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
-        set_template(tokenizer, chat_template)
+        if template is not None:
+            tokenizer.chat_template = template
         key = secret(upstream_key_env, "--upstream-key-env")
         app = Gateway(upstream, tokenizer, merger, limits, key, upstream_masks).app(token)
     run_app(app, host, port)
@@ -173,8 +175,8 @@ def secret(variable: str | None, option: str) -> str | None:
     return value
 
 
-def check_bind(host: str, token: str | None) -> None:
-    """Refuse to let other machines in without a token."""
+def check_listening(host: str, port: int, token: str | None) -> None:
+    """Refuse an address before a model is loaded: open to others without a token, or taken."""
     try:
         loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -186,14 +188,10 @@ def check_bind(host: str, token: str | None) -> None:
         f"--host {host}",
         "Name a variable that holds one by --api-key-env, or listen on 127.0.0.1.",
     )
-
-
-def check_free(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened on, before a model is loaded."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         socket.create_server(address[:2], family=family).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
         raise ConfigError(
             "the server must be able to listen on --host and --port",
             f"{host}:{port} ({error})",
@@ -220,17 +218,6 @@ def limits_of(
         request_bytes, answer_seconds=answer_seconds, new_tokens=new_tokens,
         report_cached=report_cached,
     )  # fmt: skip
-
-
-def set_template(tokenizer: PreTrainedTokenizerBase, file: Path | None) -> None:
-    if file is None:
-        return
-    try:
-        tokenizer.chat_template = file.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "a chat template must be a readable file of UTF-8", str(error), "Check the path."
-        ) from error
 
 
 def run_app(app: Starlette, host: str, port: int) -> None:

@@ -176,6 +176,15 @@ def given_text(argument: str | None) -> str:
         raise CorpusError("stdin must be UTF-8", str(error), "Convert the text.") from error
 
 
+def text_of(path: Path, option: str) -> str:
+    """Return the text of a file that an option names."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        rule = f"{option} must be a readable file of UTF-8 text"
+        raise ConfigError(rule, str(error), "Check the path.") from error
+
+
 def from_anywhere(name: str) -> str:
     """Return a name, of a file or folder its whole path: it is read from other folders, too."""
     return str(Path(name).resolve()) if Path(name).exists() else name

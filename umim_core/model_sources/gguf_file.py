@@ -135,7 +135,7 @@ class GgufFile:
 
 
 def unreadable(path: Path, error: OSError) -> BackboneError:
-    rule = "a GGUF file must be readable"
+    rule = "a model's file must be readable"
     return BackboneError(rule, f"{path}: {error.strerror}", "Check the path.")
 
 

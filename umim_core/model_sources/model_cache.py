@@ -250,8 +250,11 @@ def is_gguf(name: str) -> bool:
         return False
     if name.endswith(GGUF):
         return True
-    with open(name, "rb") as stream:
-        return stream.read(len(MAGIC)) == MAGIC
+    try:
+        with open(name, "rb") as stream:
+            return stream.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise unreadable(Path(name), error) from error
 
 
 def find_gguf(name: str) -> Path | None:

@@ -111,10 +111,8 @@ class EngineServer(guard.ApiServer):
         if body.model not in (None, self.engine.name):
             raise api.unknown_model(self.engine.name, body.model)
         if (body.new_tokens or 0) > most:
-            raise api.bad_field(
-                "max_tokens", f"at most {most} tokens may be asked for", body.new_tokens,
-                "Ask for fewer, or raise --max-new-tokens.",
-            )  # fmt: skip
+            rule, remedy = f"at most {most} tokens may be asked for", "or raise --max-new-tokens."
+            raise api.bad_field("max_tokens", rule, body.new_tokens, f"Ask for fewer, {remedy}")
         calls = Calls.of(body, self.engine.call_form) if isinstance(body, api.ChatBody) else None
         answer = api.Answer(path == api.CHAT, self.engine.name, calls)
         documents = self._documents(body, guard.merging_wanted(request), answer)
@@ -134,6 +132,7 @@ class EngineServer(guard.ApiServer):
         metrics, began = self.engine.metrics, time.monotonic()
         read, cached, generated = Started(0, 0, 0), 0, dict[int, int]()
         events = self.engine.events(body, merging, self.limits.new_tokens)
+        uncounted = {"usage": None} if body.stream_options.include_usage else {}
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Failed):
@@ -153,12 +152,12 @@ class EngineServer(guard.ApiServer):
                 chunk = answer.chunk([(event.index, event.text, event.finish)])
                 (choice,) = chunk["choices"]
                 if body.stream and (choice.get("delta") or choice.get("text") or event.finish):
-                    yield chunk
+                    yield chunk | uncounted
         count = api.usage(read.raw, read.merged, sum(generated.values()), cached)
         if not body.stream:
-            yield answer.whole(count)
-        elif body.stream_options.include_usage:
-            yield answer.chunk([], count)
+            yield answer.whole() | {"usage": count}
+        elif uncounted:
+            yield answer.chunk([]) | {"usage": count}
 
 
 @dataclass(frozen=True)
@@ -271,12 +270,14 @@ class LocalEngine:
 
     def _options(self, body: api.AnyBody, merge: Merge, new_tokens: int) -> GenerateOptions:
         """Sample as OpenAI's, whatever the model's own generation_config says."""
-        sampled = body.temperature != 0
-        given: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
+        greedy = body.temperature == 0
+        sampled, given = not greedy or (body.n or 1) > 1, dict[str, Any]()
+        if sampled:  # greedy search has no n: then of the most probable token alone
+            given = {"temperature": 1.0, "top_k": int(greedy), "top_p": 1.0}
         for name in _OPTIONS & type(body).model_fields.keys():
             value = getattr(body, name)
             # Clients give a seed to greedy requests, too.
-            if value is not None and (sampled or name not in SAMPLING):
+            if value is not None and not (greedy and name in SAMPLING):
                 given[name] = value
         return GenerateOptions(
             max_new_tokens=body.new_tokens or new_tokens,

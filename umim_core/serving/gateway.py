@@ -173,8 +173,9 @@ class Gateway(guard.ApiServer):
             completion = _completion(part)
             new = [(c.index, c.text or "", c.finish_reason) for c in completion.choices or ()]
             count = completion.usage and {**completion.usage, "umim": counts}
-            chunk = answer.chunk(new, count)
-            return chunk if document.get("stream") else answer.whole(count)
+            chunk = answer.chunk(new)
+            shown = chunk if document.get("stream") else answer.whole()
+            return {**shown, "usage": count} if "usage" in part else shown
 
         return api.COMPLETIONS, self._as_completion(document, ids, context), translated
 

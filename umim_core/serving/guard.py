@@ -10,6 +10,7 @@ import hmac
 import json
 import logging
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -23,7 +24,6 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -44,7 +44,7 @@ from umim_core.serving.openai_api import (
 MERGE_HEADER: Final = "x-umim-merge"
 _PROMETHEUS: Final = "text/plain; version=0.0.4"
 _OPEN: Final = ("/health",)
-_LOCAL: Final = ("127.0.0.1", "localhost", "[::1]")
+_LOCAL: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?")
 _BODY_SECONDS: Final = 30  # until a body must have come
 _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 Result = TypeVar("Result")
@@ -99,8 +99,9 @@ class ServerMetrics:
 class Guard:
     """Checks requests before an application gets them, and counts its answers.
 
-    With a token, requests must show it, but for ``/health``: no web page can. Without one, those of
-    web pages of other sites are refused. Metrics count unknown paths together.
+    With a token, requests must show it, but for ``/health``: no web page can. Without one, requests
+    are refused that ask for another host than this machine, whose name a web page may resolve to
+    it, and those of web pages of other sites. Metrics count unknown paths together.
     """
 
     def __init__(
@@ -158,15 +159,17 @@ class Guard:
             rule = "requests need the server's bearer token"
             fine = known or path in _OPEN
             return None if fine else ApiError(401, "unauthorized", rule, "none that fits")
-        host = headers.get("host", "").lower()
+        host, remedy = headers.get("host", "").lower(), "Name a token by --api-key-env."
+        if not _LOCAL.fullmatch(host):
+            rule = "without a token the host must be 127.0.0.1, localhost or [::1]"
+            return ApiError(400, "unknown_host", rule, "another one", remedy)
         sites = {site.strip().lower() for site in headers.getlist("sec-fetch-site")}
         origins = {origin.lower().partition("://")[2] for origin in headers.getlist("origin")}
         if origins <= {host} and sites <= {"same-origin", "none"}:
             return None
-        return ApiError(
-            403, "cross_site", "web pages of other sites may not use a server without a token",
-            "an Origin or Sec-Fetch-Site of another site", "Name a token by --api-key-env.",
-        )  # fmt: skip
+        rule = "web pages of other sites may not use a server without a token"
+        found = "an Origin or Sec-Fetch-Site of another site"
+        return ApiError(403, "cross_site", rule, found, remedy)
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
@@ -263,8 +266,7 @@ def guarded(
 ) -> Starlette:
     """Return an application of routes behind a guard; ``/metrics`` is added.
 
-    Without a bearer token only requests to a name of this machine are answered. ``life`` starts and
-    stops with the application.
+    ``life`` starts and stops with the application.
     """
 
     async def counted(request: Request) -> Response:
@@ -273,8 +275,6 @@ def guarded(
     served = [*routes, Route("/metrics", counted, methods=["GET"])]
     paths = frozenset(route.path for route in served)
     guards = [Middleware(Guard, token=token, paths=paths, metrics=metrics)]
-    if token is None:  # a web page could else reach the server by a name that it resolves to it
-        guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL))
     handlers: dict[Any, Any] = dict.fromkeys(_HANDLED, _answer_error)
     return Starlette(routes=served, middleware=guards, exception_handlers=handlers, lifespan=life)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -64,11 +65,13 @@ _UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "tool_choice": ("none", "auto"),
     "tools": (),
     "top_logprobs": (0,),
+    "verbosity": (),
     "web_search_options": (),
 }
 # Fields about the caller or the service that change no token.
 _IGNORED: Final = (
-    "metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user",
+    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier",
+    "store", "user",
 )  # fmt: skip
 _TYPES: Final = {
     401: "authentication_error",
@@ -198,7 +201,7 @@ class Body(_Fields):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: _Count = None
-    seed: int | None = None
+    seed: Annotated[int, AfterValidator(lambda seed: seed % (1 << 64))] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
@@ -446,10 +449,8 @@ class Answer:
             "model": model,
         }
 
-    def chunk(
-        self, pieces: Sequence[tuple[int, str, str | None]], count: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Return the document of what a stream adds, or of the usage at its end.
+    def chunk(self, pieces: Sequence[tuple[int, str, str | None]]) -> dict[str, Any]:
+        """Return the document of what a stream adds.
 
         Pieces are a choice's number, text, and why it ended; None if it goes on.
         """
@@ -468,9 +469,9 @@ class Answer:
                     {"index": number, **call} for number, call in enumerate(calls, told)
                 ]
             shown.append(_choice(index, said, {"delta": delta} if self._chat else {"text": text}))
-        return self._document("chat.completion.chunk", shown, count)
+        return self._document("chat.completion.chunk", shown)
 
-    def whole(self, count: dict[str, Any] | None) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         """Return the document of all that came."""
         shown = []
         for index, said in sorted(self._said.items()):
@@ -483,14 +484,11 @@ class Answer:
                 if said.calls:
                     fields["message"]["tool_calls"] = said.calls
             shown.append(_choice(index, said, fields))
-        return self._document("chat.completion", shown, count)
+        return self._document("chat.completion", shown)
 
-    def _document(
-        self, kind: str, choices: list[dict[str, Any]], count: dict[str, Any] | None
-    ) -> dict[str, Any]:
+    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = kind if self._chat else "text_completion"
-        document = {**self._head, "object": kind, "choices": choices}
-        return document if count is None else {**document, "usage": count}
+        return {**self._head, "object": kind, "choices": choices}
 
 
 def _choice(index: int, said: _Said, fields: dict[str, Any]) -> dict[str, Any]:
