@@ -17,10 +17,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from support.command_line import Result, Umim, document
+from support.command_line import Umim, document
 from support.merge_modules import give_rows
 from support.merged_models import fresh_model
-from support.ngram_oracle import Grams, cut, grams_of, oracle
 from support.servers import COMPLETIONS, Served, piece
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
@@ -31,17 +30,18 @@ from umim_core.baselines.registry import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import default_checkpoint
 from umim_core.cli.demo_command import verdict
-from umim_core.cli.serve_command import set_template
+from umim_core.cli.shared_options import text_of
 from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.errors import ConfigError
+from umim_core.mining.mine import mine_rules
 from umim_core.model_sources.model_cache import model_fault
 from umim_core.model_sources.packaged_model import PACKAGED
-from umim_core.rules.grams import ORDERS
 from umim_core.rules.inspection import collision_rate
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
+from umim_core.text.sources import Reading, source_of
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
 
@@ -275,56 +275,33 @@ def test_init_gives_the_last_embedding_and_what_generates(
     assert umim(*command[1:3], "-c", out, "--max-new-tokens", 2).code == 0
 
 
-LENGTH = 20
-SIZES = [900, 1100, 600, 400]
-ALL = ("--overlap", "none", "--containment", "keep")
-PLAIN = ("--segment-length", LENGTH, "--tau", 3, *ALL)
-
-
-def stream() -> np.ndarray:
-    return np.random.default_rng(8).integers(1, 16, sum(SIZES))
+PLAIN = ("--segment-length", 20, "--tau", 3, "--overlap", "none", "--containment", "keep")
 
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four text files, all their ids in one array, and a directory."""
+    """Two text files in the current folder."""
     monkeypatch.chdir(tmp_path)
-    for number, ids in enumerate(np.split(stream(), np.cumsum(SIZES)[:-1])):
+    for number, ids in enumerate(np.random.default_rng(8).integers(1, 16, (2, 1500))):
         (tmp_path / f"{number}.txt").write_text(" ".join(f"w{i}" for i in ids))
-    np.save(tmp_path / "ids.npy", stream().astype(np.uint16))
-    (tmp_path / "old").mkdir()
     return tmp_path
 
 
-def mine(umim: Umim, tokenizer: Path, *options: object) -> Result:
-    return umim("mine", "*.txt", "--tokenizer", tokenizer, *PLAIN, *options)
-
-
-def written(name: str) -> Grams:
-    return grams_of(RuleSet.load(name))
-
-
-def frequent(tau: int, excluded: frozenset[int] = frozenset(), longest: int = 4) -> Grams:
-    return oracle(cut(stream(), LENGTH), tau, excluded, longest)
-
-
-def per_order(rules: Grams) -> dict[str, int]:
-    return {str(n): sum(len(span) == n for span in rules) for n in ORDERS}
-
-
-def test_mined_rules_are_those_of_an_oracle(
+def test_mined_rules_are_those_of_the_library(
     umim: Umim, corpus: Path, tokenizer_folder: Path
 ) -> None:
-    plain = document(mine(umim, tokenizer_folder, "--out", "out", "--json"))
-    assert written("out") == frequent(3) and plain["tokens"] == sum(SIZES)
-    assert plain["raw"] == plain["rules"] == per_order(frequent(3))
-    options = ("--rule-budget", 50, "--longest", 6, "--protect", "w1$", "--protect", "2")
-    few = document(mine(umim, tokenizer_folder, "--out", "few", *options, "--json"))
-    assert few["tau"] > 3 and sum(few["rules"].values()) <= 50
-    assert written("few") == frequent(few["tau"], frozenset({1, 2, 12}), 6)
-    made = RuleSet.load("few").options
-    assert (made.longest, made.segment_length) == (6, LENGTH)
-    assert (made.overlap, made.containment) == ("none", "keep")
+    options = (*PLAIN, "--rule-budget", 50, "--longest", 6, "--protect", "w1$", "--protect", "2")
+    called = ("mine", "*.txt", "--tokenizer", tokenizer_folder, *options, "--out", "out")
+    found = document(umim(*called, "--json"))
+    asked = RuleOptions(
+        tau=3, segment_length=20, overlap="none", containment="keep", rule_budget=50, longest=6,
+        protect=("w1$", "2"),
+    )  # fmt: skip
+    source = source_of(("*.txt",), Reading())
+    report = mine_rules(source, Path("own"), tokenizer=str(tokenizer_folder), options=asked)
+    mined, own = RuleSet.load("out"), RuleSet.load("own")
+    assert (mined.digest, mined.origin) == (own.digest, own.origin)
+    assert found["tau"] == report.tau > 3 and sum(found["rules"].values()) == len(mined) <= 50
 
 
 def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer_folder: Path) -> None:
@@ -338,10 +315,8 @@ def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer_folder: Path)
 
 
 def test_a_template_of_windows_is_read_without_its_mark(tmp_path: Path) -> None:
-    file, tokenizer = tmp_path / "chat.jinja", load_tokenizer("umim-docs-llama")
-    file.write_bytes(b"\xef\xbb\xbf{{ messages }}")
-    set_template(tokenizer, file)
-    assert tokenizer.chat_template == "{{ messages }}"
+    (tmp_path / "chat.jinja").write_bytes(b"\xef\xbb\xbf{{ messages }}")
+    assert text_of(tmp_path / "chat.jinja", "--chat-template") == "{{ messages }}"
 
 
 @pytest.mark.full

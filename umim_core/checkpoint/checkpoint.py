@@ -97,9 +97,6 @@ class Checkpoint:
         check_roles(roles)
         return self._changed({"merge": merge, "raw_tail": raw_tail, "roles": tuple(roles)})
 
-    def with_budget(self, budget: float | None) -> Checkpoint:
-        return self._changed({"budget": budget})
-
     def _changed(self, changes: Mapping[str, object]) -> Checkpoint:
         return replace(self, config=self.config.model_copy(update=changes))
 

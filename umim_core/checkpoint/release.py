@@ -25,6 +25,7 @@ from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-d
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.module_weights import shapes_of
 from umim_core.errors import CheckpointError, RuleSetError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
@@ -95,8 +96,8 @@ def _layout(folder: Path) -> tuple[dict[str, str], int]:
     path = folder / _CONFIG
     config = read_json(path) if path.exists() else {}
     rule = f"{path} must name merge_weights, rule_files of 2, 3 and 4 tokens, and num_heads"
-    require(isinstance(config, dict), CheckpointError, rule, type(config).__name__)
-    assert isinstance(config, dict)  # noqa: S101  just required
+    if not isinstance(config, dict):
+        raise CheckpointError(rule, type(config).__name__)
     files = config.get("rule_files", {str(n): name for n, name in _RULES.items()})
     if "rules_dir" in config and "rule_files" not in config:
         files = {str(n): f"{config['rules_dir']}/{name}" for n, name in _RULES.items()}
@@ -112,8 +113,7 @@ def _layout(folder: Path) -> tuple[dict[str, str], int]:
 
 def _module(path: Path, size: int, heads: int) -> MergeModule:
     module = MergeModule(size, num_heads=heads)
-    ours = module.state_dict()
-    found = _read(path, 4 * sum(value.numel() for value in ours.values()))
+    found = _read(path, 4 * sum(value.numel() for value in module.parameters()))
     for key in ("model_state_dict", "module"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
@@ -125,7 +125,7 @@ def _module(path: Path, size: int, heads: int) -> MergeModule:
             weights[_TENSORS.get(bare, str(name))] = value.float()
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
     require(
-        shapes == {name: tuple(value.shape) for name, value in ours.items()}, CheckpointError,
+        shapes == shapes_of(module), CheckpointError,
         f"{path} must hold the nine tensors of a merge module for size {size} and {heads} heads",
         shapes, "Name the backbone that it was trained for.",
     )  # fmt: skip

@@ -88,27 +88,13 @@ ARCHITECTURES: Final = {
 }
 # Entries of a family that are read below, or say nothing about what the model computes.
 _KNOWN: Final = {
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.layer_norm_rms_epsilon",
-    "attention.sliding_window",
-    "attention.value_length",
-    "block_count",
-    "context_length",
-    "embedding_length",
-    "expert_count",
-    "expert_used_count",
-    "feed_forward_length",
-    "rope.dimension_count",
-    "rope.freq_base",
-    "rope.scaling.factor",
-    "rope.scaling.finetuned",
-    "rope.scaling.original_context_length",
-    "rope.scaling.type",
-    "tensor_data_layout",
-    "vocab_size",
-}
+    "attention.head_count", "attention.head_count_kv", "attention.key_length",
+    "attention.layer_norm_rms_epsilon", "attention.sliding_window", "attention.value_length",
+    "block_count", "context_length", "embedding_length", "expert_count", "expert_used_count",
+    "feed_forward_length", "rope.dimension_count", "rope.freq_base", "rope.scaling.factor",
+    "rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.type",
+    "tensor_data_layout", "vocab_size",
+}  # fmt: skip
 ROPE_FACTORS: Final = "rope_freqs.weight"
 # Llama 3.1 to 3.3 stretch low frequencies by one factor; the other numbers are the same in all.
 _LLAMA3: Final = {

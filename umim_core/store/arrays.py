@@ -18,14 +18,8 @@ _PARSING: Final = Lock()  # of headers as Python, which 3.11 cannot do in two th
 # The header of the format is a Python literal; numpy parses it, and what is no literal raises any
 # of these.
 _MALFORMED: Final = (
-    OSError,
-    OverflowError,
-    RecursionError,
-    SyntaxError,
-    TokenError,
-    TypeError,
-    ValueError,
-)
+    OSError, OverflowError, RecursionError, SyntaxError, TokenError, TypeError, ValueError,
+)  # fmt: skip
 
 
 def open_array(path: Path) -> NDArray[Any]:

@@ -17,26 +17,13 @@ from typing import Final
 from umim_core.errors import ArtifactError, ClusterError
 from umim_core.store.scratch import scratch
 
-_REFUSALS: Final = frozenset(
-    {
-        errno.EACCES,
-        errno.EBUSY,
-        errno.EDQUOT,
-        errno.EEXIST,
-        errno.EFBIG,
-        errno.EIO,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.ENOSPC,
-        errno.ENOTDIR,
-        errno.ENOTEMPTY,
-        errno.EPERM,
-        errno.EROFS,
-    }
-)
+_REFUSALS: Final = (
+    errno.EACCES, errno.EBUSY, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO, errno.EISDIR,
+    errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR, errno.ENOTEMPTY, errno.EPERM,
+    errno.EROFS,
+)  # fmt: skip
 # A folder that is not ours, an owner that cannot be kept, a file mounted into its place.
-_IRREPLACEABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EBUSY, errno.EROFS})
+_IRREPLACEABLE: Final = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.EROFS)
 REMEDY: Final = "Free space or choose another directory."
 _MOST_LINKS: Final = 40
 _MARK_BITS: Final = 62  # an int64 that is never negative
