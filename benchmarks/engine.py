@@ -48,8 +48,6 @@ from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward
 from umim_core.inference.prompts import read_prompts
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.packing import fill_units
-from umim_core.merging.span_cache import SpanCache
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput.break_even import ThroughputRow, break_even_markdown
@@ -121,7 +119,6 @@ def merging_seconds(subject: Subject, prompts: Ids, rounds: int) -> list[float]:
     At a merge depth above 0 the module merges states of the same shape, and nothing is embedded.
     """
     merged_model, backbone = subject.merged_model, subject.backbone
-    spans = SpanCache(merged_model)
     ids = torch.tensor(prompts, device=backbone.device)
     states = backbone.embed(ids)  # of the shape of the states before the merge depth
 
@@ -129,10 +126,9 @@ def merging_seconds(subject: Subject, prompts: Ids, rounds: int) -> list[float]:
     def run() -> object:
         packed = read_prompts(list(prompts), None, merged_model).packed
         if merged_model.merge_depth:
-            units = merged_model.unit_states(packed, ids, states)
+            units = merged_model.states_of(ids, states, packed.ends, packed.lengths)
         else:
-            pooled = spans.merge(packed.span_ids, packed.span_lengths)
-            units = fill_units(packed, backbone, pooled)
+            units = merged_model.embed(packed)
         synchronize(backbone.device)
         return units
 

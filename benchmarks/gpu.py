@@ -257,7 +257,8 @@ def from_scratch(model: MergedModel, prompt: Ids, made: Sequence[int]) -> Tensor
     packed = model.pack([ids], [((0, len(prompt)), (len(prompt), len(ids)))])
     tokens = torch.tensor(ids, device=model.backbone.device)[None]
     if model.merge_depth:
-        states = model.unit_states(packed, tokens, model.trunk.raw_states(tokens))
+        raw = model.trunk.raw_states(tokens)
+        states = model.states_of(tokens, raw, packed.ends, packed.lengths)
     else:
         states = model.embed(packed)
     positions = packed.position_ids(model.unit_positions)

@@ -7,9 +7,7 @@ import random
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.attention_masks import step_mask
 from umim_core.backbone.row_cache import RowCache
 from umim_core.errors import GenerationError
@@ -121,34 +119,6 @@ def test_several_units_per_row_on_ragged_lengths_are_masked_causally() -> None:
         [[1, 1, 1, 0], [1, 1, 1, 1]],
         [[1, 1, 0, 0], [1, 1, 1, 0]],
     ]
-
-
-def test_chunked_ragged_forwards_equal_transformers_own_cache() -> None:
-    model = random_model(tiny_config(vocab_size=13)).eval()
-    ids = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]])
-    cache = RowCache(2, 2, max_length=6)
-
-    def feed(part: Tensor) -> Tensor:
-        cache.begin(part.shape[1])
-        out = model.model(
-            input_ids=part,
-            attention_mask=step_mask(cache, torch.float32),
-            position_ids=cache.plan.columns,
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
-        cache.commit(torch.full((2,), part.shape[1]))
-        return out
-
-    with torch.no_grad():
-        feed(ids[:, :4])
-        cache.rollback(torch.tensor([0, 2]))  # row 1 is at 7 8
-        ours = feed(torch.tensor([[5, 6], [9, 10]]))
-        for row, kept in ((0, [1, 2, 3, 4, 5, 6]), (1, [7, 8, 9, 10])):
-            theirs = model.model(
-                input_ids=torch.tensor([kept]), past_key_values=DynamicCache(), use_cache=True
-            ).last_hidden_state
-            assert torch.allclose(ours[row], theirs[0, -2:], atol=1e-5)
 
 
 def test_a_cache_that_could_not_grow_goes_on_as_it_was() -> None:

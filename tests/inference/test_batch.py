@@ -41,8 +41,6 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 SIZES = ((9, 12), (17, 5), (3, 20), (11, 1), (24, 9))
-
-
 STORE = 1 << 24
 
 
@@ -233,20 +231,6 @@ def test_the_store_finds_what_comparing_all_rows_finds() -> None:
         assert not any(a is not b and b[: len(a)] == a for a in kept for b in kept)
 
 
-def test_a_prompt_takes_over_units_and_never_half_of_one() -> None:
-    engine = Engine(model("compact"))
-    store = PrefixStore(STORE)
-    prompt = prompts(6, VOCAB)[4]
-    drive(Batch(engine, store), [(prompt, settings(2, merge="prompt"))])
-    starts = engine.merged_model.segment_prompt(prompt)[0]
-    merged = int(np.flatnonzero(np.diff(starts) > 1)[0])
-    raw = store.find(prompt, np.arange(len(prompt)))
-    assert (0 if raw is None else raw.units) == merged
-    same = store.find(prompt, starts)
-    assert same is not None and same.units == len(starts) - 1  # the last is evaluated
-    assert store.find(prompt + 1 - 2 * (prompt == prompt.max()), starts) is None
-
-
 def test_a_row_that_cannot_be_or_go_on_fails_alone() -> None:
     engine, ids = Engine(model("compact")), prompts(8, VOCAB)
     batch = Batch(engine, PrefixStore(STORE))
@@ -297,8 +281,6 @@ def test_a_row_that_may_be_shorter_gets_the_tokens_that_there_is_room_for(
 
 
 TOKEN = st.integers(0, 2)
-
-
 RULES = st.sets(st.lists(TOKEN, min_size=2, max_size=4).map(tuple), max_size=12)
 
 

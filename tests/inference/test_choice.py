@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from support.engine_matrix import VOCAB, build, module_for, random_prompts, random_rules, settings
+from support.engine_matrix import (
+    VOCAB,
+    build,
+    merging_engine,
+    random_prompts,
+    random_rules,
+    settings,
+)
 from support.tiny_models import letter_tokenizer, written_by_transformers
 from umim_core.errors import GenerationError, NumericalError
 from umim_core.inference.choice import Stopper, TokenChooser
@@ -23,14 +24,8 @@ from umim_core.merging.merged_model import MergedModel
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 0.0]])
 
 
-def choose(
-    config: GenerationConfig, seed: int = 0, ids: list[list[int]] | None = None
-) -> list[int]:
-    return TokenChooser(config, [1, 1], seed).choose(LOGITS, ids or [[0], [0]])
-
-
-def test_without_sampling_the_most_probable_token_wins() -> None:
-    assert choose(GenerationConfig(max_new_tokens=1)) == [0, 2]
+def plain(name: str = "gpt2", dtype: torch.dtype = torch.float64) -> Engine:
+    return Engine(MergedModel.without_merging(build(name, dtype)))
 
 
 def test_sampling_draws_from_the_distribution() -> None:
@@ -72,19 +67,7 @@ def test_a_rows_draws_do_not_depend_on_the_rows_beside_it() -> None:
         assert alone.choose(LOGITS[:1], [[0]])[0] == beside.choose(LOGITS, [[0], [0]])[0]
 
 
-def test_a_repetition_penalty_sees_each_rows_own_raw_ids() -> None:
-    config = GenerationConfig(max_new_tokens=1, repetition_penalty=3.0)
-    assert choose(config, ids=[[0], [0, 1, 3]]) == [1, 2]
-
-
-def test_a_stop_string_may_span_tokens() -> None:
-    tokenizer = letter_tokenizer("abcdef")
-    stopper = Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["bc"]), tokenizer)
-    assert stopper.reason([0, 0, 1], 1) is None
-    assert stopper.reason([0, 0, 1, 2], 2) == "stop_string"
-
-
-def test_a_stop_string_that_begins_in_the_prompt_ends_nothing() -> None:
+def test_a_stop_string_may_span_tokens_but_not_begin_in_the_prompt() -> None:
     stopper = Stopper(
         GenerationConfig(max_new_tokens=9, stop_strings=["bc"]), letter_tokenizer("abcdef")
     )
@@ -110,83 +93,53 @@ def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     ids=lambda options: "+".join(options),
 )
 def test_processors_give_what_transformers_gives(options: dict[str, object]) -> None:
-    backbone = build("llama")
-    engine = Engine(MergedModel.without_merging(backbone))
-    prompts = random_prompts(11, 6)
+    engine, prompts = plain("llama"), random_prompts(11, 6)
     ours = engine.generate(prompts, settings(24, **options)).rows
-    plain = engine.generate(prompts, settings(24)).rows
-    assert [row.ids for row in ours] != [row.ids for row in plain]
+    assert ours != engine.generate(prompts, settings(24)).rows
     for prompt, row in zip(prompts, ours, strict=True):
-        theirs = written_by_transformers(backbone.model, prompt, 24, do_sample=False, **options)
+        model = engine.backbone.model
+        theirs = written_by_transformers(model, prompt, 24, do_sample=False, **options)
         assert list(row.ids) == theirs
 
 
-class _Only(LogitsProcessor):
-    """Allow the successor of the newest raw id alone, and note what it was given."""
+def test_a_processor_sees_each_rows_raw_ids() -> None:
+    seen: list[list[int]] = []
 
-    def __init__(self) -> None:
-        self.seen: list[list[int]] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.seen.append(input_ids[0].tolist())
+    def successor(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(input_ids[0].tolist())
         masked = torch.full_like(scores, -torch.inf)
         masked[0, (int(input_ids[0, -1]) + 1) % VOCAB] = 0.0
         return masked
 
-
-def test_a_processor_sees_each_rows_raw_ids() -> None:
-    backbone, processor = build("gpt2"), _Only()
-    engine = Engine(MergedModel(backbone, module_for(backbone), random_rules(1, infix_free=False)))
-    rows = engine.generate(
-        [[3], [7, 8, 9]], settings(4, logits_processor=LogitsProcessorList([processor]))
-    ).rows
+    engine = merging_engine(build("gpt2"), random_rules(1, infix_free=False))
+    rows = engine.generate([[3], [7, 8, 9]], settings(4, logits_processor=[successor])).rows
     assert [row.ids for row in rows] == [(4, 5, 6, 7), (10, 0, 1, 2)]
-    assert processor.seen[-2:] == [[3, 4, 5, 6], [7, 8, 9, 10, 0, 1]]
-
-
-class _WithoutEven(LogitsProcessor):
-    """Rule out every other id, in place."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores[:, ::2] = -torch.inf
-        return scores
+    assert seen[-2:] == [[3, 4, 5, 6], [7, 8, 9, 10, 0, 1]]
 
 
 def test_a_processor_that_writes_in_place_changes_no_log_probability() -> None:
-    engine = Engine(MergedModel.without_merging(build("gpt2", torch.float32)))
-    options = {"logits_processor": LogitsProcessorList([_WithoutEven()]), "logprobs": VOCAB}
-    [row] = engine.generate([[3]], settings(1, **options)).rows
-    [plain] = engine.generate([[3]], settings(1, logprobs=VOCAB)).rows
+    def without_even(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, ::2] = -torch.inf
+        return scores
+
+    engine = plain(dtype=torch.float32)
+    options = settings(1, logits_processor=[without_even], logprobs=VOCAB)
+    [row], [free] = (engine.generate([[3]], o).rows for o in (options, settings(1, logprobs=VOCAB)))
     assert row.ids[0] % 2 == 1
-    assert row.top_logprobs == plain.top_logprobs
-
-
-class _LongerThan(StoppingCriteria):
-    """Stop texts of more than six raw ids."""
-
-    def __call__(
-        self, input_ids: torch.Tensor, scores: object, **kwargs: object
-    ) -> torch.BoolTensor:
-        done = torch.tensor([input_ids.shape[1] > 6] * len(input_ids))
-        return done  # type: ignore[return-value]  # a bool tensor
+    assert row.top_logprobs == free.top_logprobs
 
 
 def test_a_criterion_ends_each_row_by_its_raw_ids() -> None:
-    backbone = build("gpt2")
-    engine = Engine(MergedModel(backbone, module_for(backbone), random_rules(1, infix_free=False)))
-    rows = engine.generate(
-        [[1], [1, 2, 3, 4]],
-        settings(20, stopping_criteria=StoppingCriteriaList([_LongerThan()])),
-    ).rows
+    def longer(input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
+        return torch.tensor([input_ids.shape[1] > 6] * len(input_ids))
+
+    engine = merging_engine(build("gpt2"), random_rules(1, infix_free=False))
+    rows = engine.generate([[1], [1, 2, 3, 4]], settings(20, stopping_criteria=[longer])).rows
     assert [(len(row.ids), row.stop_reason) for row in rows] == [(6, "criteria"), (3, "criteria")]
 
 
 def test_a_request_that_takes_too_long_ends() -> None:
-    [row] = (
-        Engine(MergedModel.without_merging(build("gpt2")))
-        .generate([[1]], settings(80, max_time=1e-9))
-        .rows
-    )
+    [row] = plain().generate([[1]], settings(80, max_time=1e-9)).rows
     assert (len(row.ids), row.stop_reason) == (1, "criteria")
 
 
@@ -205,30 +158,22 @@ class _Record(BaseStreamer):
 
 
 def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None:
-    backbone, ours, theirs = build("gpt2"), _Record(), _Record()
-    Engine(MergedModel.without_merging(backbone)).generate([[1, 2, 3]], settings(5, streamer=ours))
-    backbone.model.generate(
-        torch.tensor([[1, 2, 3]]),
-        attention_mask=torch.ones(1, 3, dtype=torch.int64),
-        max_new_tokens=5,
-        do_sample=False,
-        pad_token_id=0,
-        streamer=theirs,
-    )
+    engine, ours, theirs = plain(), _Record(), _Record()
+    engine.generate([[1, 2, 3]], settings(5, streamer=ours))
+    model = engine.backbone.model
+    written_by_transformers(model, [1, 2, 3], 5, do_sample=False, streamer=theirs)
     assert (ours.values, ours.ended) == (theirs.values, theirs.ended)
 
 
 def test_scores_that_are_no_numbers_are_refused() -> None:
-    backbone = build("gpt2-untied")
+    engine = plain("gpt2-untied")
     with torch.no_grad():
-        backbone.head_weight.fill_(float("nan"))
+        engine.backbone.head_weight.fill_(float("nan"))
     for options in ({}, {"do_sample": True}):
         with pytest.raises(NumericalError, match="finite score"):
-            Engine(MergedModel.without_merging(backbone)).generate([[1]], settings(2, **options))
+            engine.generate([[1]], settings(2, **options))
 
 
 def test_ruling_out_every_token_is_refused() -> None:
     with pytest.raises(NumericalError, match="highest score -inf"):
-        Engine(MergedModel.without_merging(build("gpt2"))).generate(
-            [[1]], settings(2, suppress_tokens=list(range(VOCAB)))
-        )
+        plain().generate([[1]], settings(2, suppress_tokens=list(range(VOCAB))))

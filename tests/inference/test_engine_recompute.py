@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from support.engine_matrix import (
@@ -147,16 +146,3 @@ def test_engine_equals_recompute(
     assert output is not None
     if turns == 1:  # something was rolled back
         assert any(row.gen_kv_reduction > 0 for row in output.rows)
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-@torch.no_grad()
-def test_positions_of_units_and_of_tokens_are_not_the_same(name: str) -> None:
-    """The contract would see one form taken for the other."""
-    backbone, matcher = build(name), priced_rules(3, infix_free=False)
-    prompt = [token for ids in random_prompts(5, 2) for token in ids.tolist()]
-    logits = [
-        recomputed(merged_model(backbone, matcher, form, False), [matcher], [prompt])[0]
-        for form in ("compact", "preserved")
-    ]
-    assert float((logits[0] - logits[1]).abs().max()) > 1e-3

@@ -173,24 +173,6 @@ def test_rows_that_roll_back_different_numbers_of_units_in_one_step_stay_apart(n
     assert [row.cache_lengths[4] - row.cache_lengths[3] for row in output.rows] == [-2, -1, 0, 1]
 
 
-@torch.no_grad()
-def test_the_unmerged_end_of_a_turn_is_the_first_unit_of_the_next() -> None:
-    case = CASES["an end that completes a rule"]
-    module, matcher = module_for(build("llama")), Matcher(RuleSet.from_spans(case.rules))
-    first = compared([case], "llama", torch.float64, 1e-10)
-    engine = Engine(MergedModel(first.state._merged_model.backbone, module, matcher))
-    seen: list[Tensor] = []
-    engine.generate(
-        [(5, 1, 2)],
-        settings(1, observer=lambda f: seen.append(f.logits[0])),
-        past=first.state,
-    )
-    parts = [case.prompt, case.chosen[:-1], case.chosen[-1:], (5, 1, 2)]
-    expected, units = from_scratch(first.state._merged_model.backbone, module, matcher, parts)
-    assert units == 6  # 9, 7 1, the end, 5 and (1 2)
-    assert float((seen[0] - expected).abs().max()) <= 1e-10
-
-
 # Rules over few tokens, so that most chosen tokens complete one, of any number of units.
 TOKENS = st.integers(0, 3)
 SPANS = st.lists(TOKENS, min_size=2, max_size=7).map(tuple)

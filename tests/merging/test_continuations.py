@@ -51,47 +51,6 @@ def test_base_scores_equal_the_models_own_forward(backbone: Backbone) -> None:
         assert score.greedy.tolist() == (logits.argmax(-1) == torch.tensor(ending)).tolist()
 
 
-def test_rows_and_neighbours_do_not_change_a_score(backbone: Backbone) -> None:
-    contexts = [ids(1, 2, 3, 9, 9, 9), ids(5)]
-    endings = [[ids(4, 5), ids(7, 8, 9)], [ids(2), ids(3, 3, 3, 3)]]
-    together = score_continuations(contexts, endings, MergedModel.without_merging(backbone))
-    for b in range(2):
-        for k in range(2):
-            [[alone]] = score_continuations(
-                [contexts[b]], [[endings[b][k]]], MergedModel.without_merging(backbone)
-            )
-            assert torch.allclose(together[b][k].log_probs, alone.log_probs, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("policy", "positions", "after"),
-    [("compact", [0, 1, 2], 3), ("preserved", [0, 3, 4], 5)],
-)
-def test_continuations_go_on_from_the_last_position_of_their_context(
-    backbone: Backbone, policy: UnitPositions, positions: list[int], after: int
-) -> None:
-    module = MergeModule(backbone.hidden_size).double()
-    module.initialise(0.2, torch.Generator().manual_seed(1))
-    contexts, endings = [ids(1, 2, 3, 4, 5), ids(6)], [[ids(7, 8, 9), ids(9)], [ids(1, 1)]]
-    matcher = Matcher(RuleSet.from_spans([(2, 3, 4)]))
-    with torch.no_grad():
-        [scores, _] = score_continuations(
-            contexts,
-            endings,
-            placed(MergedModel(backbone, module, matcher), policy),
-        )
-        surrogate = module(backbone.embed(torch.tensor([[2, 3, 4]])), torch.tensor([3]))
-        for ending, score in zip(endings[0], scores, strict=True):
-            raw = backbone.embed(torch.tensor([1, 5, *ending.tolist()]))
-            logits = backbone.model(
-                inputs_embeds=torch.cat([raw[:1], surrogate, raw[1:]])[None],
-                position_ids=torch.tensor([[*positions, *(after + i for i in range(len(ending)))]]),
-                attention_mask=torch.ones(1, 3 + len(ending)),
-            ).logits[0, 2:-1]
-            expected = logits.log_softmax(-1).gather(1, torch.tensor(ending)[:, None])[:, 0]
-            assert torch.allclose(score.log_probs, expected, rtol=0, atol=1e-10)
-
-
 def test_preserved_positions_fill_the_backbone_sooner() -> None:
     small = random_backbone(vocab_size=23, max_position_embeddings=6)
     module, matcher = MergeModule(16), Matcher(RuleSet.from_spans([(2, 3, 4)]))

@@ -16,20 +16,6 @@ def layout_of(ids: list[int], *spans: tuple[int, ...]) -> BranchLayout:
     return branch_layout(pack_rows([row], [matcher.segment(row)]), matcher, "compact")
 
 
-def test_layout_of_the_worked_example() -> None:
-    layout = layout_of([0, 1, 2, 3, 4], (1, 2, 3))
-    assert layout.trunk.tolist() == [[True, False, False, True, True]]
-    assert layout.positions.tolist() == [[0, 1, 2, 1, 2]]
-    assert layout.surrogate.tolist() == [[-1, -1, -1, 0, -1]]
-    assert (layout.mask(torch.float32)[0, 0] == 0).int().tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 0, 0, 1, 0],
-        [1, 0, 0, 1, 1],
-    ]
-
-
 def test_layout_of_the_worked_example_with_a_rule_inside_another() -> None:
     layout = layout_of([0, 1, 2, 3, 4], (1, 2), (1, 2, 3, 4))
     assert layout.trunk.tolist() == [[True, False, False, False, True]]

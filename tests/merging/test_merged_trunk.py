@@ -17,17 +17,14 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.split import split_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import BackboneError, GenerationError
+from umim_core.errors import BackboneError
 from umim_core.inference.engine import Engine
-from umim_core.inference.outputs import Forward
 from umim_core.merging.adapters import SpanAdapters, adapted, linear_maps, merged_rows
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import score_rows, token_log_probs
 from umim_core.merging.merged_model import MergedModel
 
 FORMS = [(1, 0), (1, 3), (0, 3)]
-
-
 UNSPLIT = {"biogpt", "granite-unscaled", "opt", "xglm"}  # not exactly: refused by name
 
 
@@ -50,35 +47,6 @@ def test_the_parts_of_every_family_give_the_whole_or_are_refused(family: str) ->
     shared = {p.data_ptr() for p in backbone.model.parameters()}
     assert {p.data_ptr() for p in upper.model.parameters()} <= shared  # no weight is copied
     assert all(torch.equal(before[n], v) for n, v in backbone.model.state_dict().items())
-
-
-def test_a_failed_turn_gives_columns_and_recent_states_back() -> None:
-    engine = Engine(random_merged_model(build("llama"), random_rules(5, False), 1, 3))
-    state, other = (engine.generate([[1, 2, 3, 4]], settings(6)).state for _ in range(2))
-
-    def fail(forward: Forward) -> None:
-        if len(forward.generated[0]) == 2:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        engine.generate([[5, 6]], settings(4, observer=fail), past=state)
-    again = engine.generate([[5, 6]], settings(4), past=state)
-    assert again.rows == engine.generate([[5, 6]], settings(4), past=other).rows
-
-
-def test_columns_below_the_depth_age_out_by_span_eviction_alone() -> None:
-    model = random_merged_model(build("llama"), random_rules(1, True), 1, 0)
-    prompt = random_prompts(3, 1)[0].tolist() * 2
-    kept = Engine(model).generate([prompt], settings(12))
-    aged = Engine(model).generate([prompt], settings(12, span_eviction=0))
-    cache, old = aged.state, kept.state._cache
-    assert old is not None and old.raw is not None and int(old.raw.lengths) == len(prompt) + 11
-    assert aged.rows[0].cache_lengths[0] == kept.rows[0].cache_lengths[0]
-    assert cache.cache_lengths == ()  # which columns are left is not known: it is not continued
-    with pytest.raises(GenerationError, match="reads prompt and generated tokens raw"):
-        Engine(random_merged_model(build("llama"), random_rules(1, True), 0, 3)).generate(
-            [prompt], settings(2, span_eviction=0)
-        )
 
 
 @pytest.mark.parametrize(("rank", "longest"), [(0, 4), (3, 4), (3, 9)])

@@ -109,6 +109,8 @@ def test_options_that_do_not_go_together_are_refused(tiny_checkpoint: Path, home
         load(tiny_checkpoint, model=model, backbone="umim-docs-llama")
     with pytest.raises(BackboneError, match="must come with its model"):
         load(tiny_checkpoint, tokenizer=object())
+    with pytest.raises(BackboneError, match="one of transformers; got str"):
+        load(tiny_checkpoint, model=model, tokenizer="umim-docs-llama")
     with pytest.raises(ConfigError, match="must not both be given"):
         load(tiny_checkpoint, device="cpu", device_map="cpu")
 

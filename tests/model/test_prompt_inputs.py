@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from umim_core import UMIM
-from umim_core.errors import CorpusError, GenerationError
+from umim_core.errors import CorpusError, EvaluationError, GenerationError
 
 TEXTS = ["w1 w2 w9 w3 w4", "w5 w6 w7"]
 IDS = [[1, 2, 9, 3, 4], [5, 6, 7]]
@@ -66,6 +66,10 @@ def test_padded_ids_come_with_their_mask(tiny_umim: UMIM) -> None:
         ([{"input_ids": [1]}], {}, "a list of mappings"),
         (torch.tensor(3), {}, "shape"),
         (5, {}, "int"),
+        (bytearray(b"w1"), {}, "got bytearray"),
+        ([b"w1"], {}, "a prompt of type bytes"),
+        (torch.ones(2, dtype=torch.bfloat16), {}, "BFloat16"),
+        (torch.tensor([1, 2]).to_sparse(), {}, "Sparse"),
         ([{"role": "user", "content": "w1"}], {}, "with a chat template, .*; got one without"),
         (torch.tensor(PADDED), {"attention_mask": torch.ones(2, 4)}, "shape of the ids"),
         ({"input_ids": IDS[0], "attention_mask": [1] * 5}, {"attention_mask": [1] * 5}, "twice"),
@@ -106,6 +110,15 @@ ENTRANCES = {
     "continuations": lambda umim: umim.score(["w1"], [[LONE]]),
     "stop strings": lambda umim: umim.generate("w1", stop_strings=["w1", LONE]),
 }
+
+
+@pytest.mark.parametrize("text", [None, 5, b"w1", ["w1"]])
+def test_what_is_no_text_is_refused(tiny_umim: UMIM, text: Any) -> None:
+    with pytest.raises(CorpusError, match="a text must be a string; got"):
+        tiny_umim.compress(text)
+    for contexts, endings in (([text], [["w1"]]), (["w1"], [[text]])):
+        with pytest.raises((CorpusError, EvaluationError)):
+            tiny_umim.score(contexts, endings)
 
 
 @pytest.mark.parametrize("name", ENTRANCES)

@@ -200,7 +200,7 @@ def test_the_loss_counts_the_states_that_it_is_given_and_rows_must_fit() -> None
     late = DistillModel(merged_model)(rows[:1], cuts[:1], [states])
     ends = cuts[0][0] + cuts[0][1]
     assert late.weight == int((ends > len(rows[0]) - 3).sum()) < whole.weight
-    with pytest.raises(CorpusError, match=r"32 positions.*33 tokens.*shorter segments"):
+    with pytest.raises(CorpusError, match=r"32 positions; got 33 positions.*shorter segments"):
         model_of(build("gpt2"))(*batch([[2] + [1] * 31]))
 
 

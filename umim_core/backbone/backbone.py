@@ -151,6 +151,15 @@ class Backbone:
         limit = getattr(self.model.config, "max_position_embeddings", None)
         return limit if isinstance(limit, int) else None
 
+    def check_positions(
+        self, what: str, positions: int, error: type[UmimError], remedy: str, found: str = ""
+    ) -> None:
+        """Refuse more positions than there are; messages say ``what`` takes them."""
+        most = self.max_positions
+        rule = f"{what} must fit the backbone's {most} positions"
+        fits = most is None or positions <= most
+        require(fits, error, rule, found or f"{positions} positions", remedy)
+
     @property
     def device(self) -> torch.device:
         return self.embedding_weight.device
@@ -320,6 +329,9 @@ def wrap_backbone(
         rule = "a backbone must be a model of transformers itself"
         remedy = "Unwrap it; of PEFT models, take merge_and_unload()."
         raise BackboneError(rule, type(model).__name__, remedy)
+    fits = tokenizer is None or isinstance(tokenizer, PreTrainedTokenizerBase)
+    rule, remedy = "a tokenizer must be one of transformers", "Load it with AutoTokenizer."
+    require(fits, BackboneError, rule, type(tokenizer).__name__, remedy)
     return _wrap(frozen_twin(model), tokenizer, name, revision, model_identity(model))
 
 

@@ -164,10 +164,8 @@ def score_evicted(
     predicted by the prefill, before anything is dropped. Returned are one score per continuation,
     in order, and the columns that stayed, of the ``budget`` that may.
     """
-    limit, longest = backbone.max_positions, len(context) + max(map(len, endings)) - 1
-    rule = f"a context and one continuation must fit the backbone's {limit} positions"
-    fits = limit is None or longest <= limit
-    require(fits, EvaluationError, rule, f"{longest} positions", "Cut the context on the left.")
+    what, longest = "a context and one continuation", len(context) + max(map(len, endings)) - 1
+    backbone.check_positions(what, longest, EvaluationError, "Cut the context on the left.")
     check_attention_window(backbone.model.config, longest)
 
     def tensor(ids: Ints) -> Tensor:
@@ -213,7 +211,7 @@ class PolicyReader:
         options: GenerateOptions,
         new: int,
         past: GenerationState | None,
-        shared: SharedPrefix[PolicyCache] | None,
+        shared: SharedPrefix | None,
         several: bool,
     ) -> tuple[PolicyCache, Tensor]:
         [self._prompt] = prompts.ids

@@ -214,7 +214,7 @@ class Scorer(RequestScorer):
 
     def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
         starts, _ = self.merged_model.segment_prompt(ids, parts)
-        needed = self._counted(starts, len(ids), len(starts))
+        needed = self.merged_model.positions_from(starts, len(ids), len(starts))
         dropped = int((needed > room).sum())
         if not dropped:
             return ids, len(starts)
@@ -223,11 +223,6 @@ class Scorer(RequestScorer):
         require(dropped < len(starts), EvaluationError, rule, value, _TOO_LONG)
         first = int(starts[dropped])  # not every baseline cuts what is left as it cut the whole
         return self.fit(ids[first:], room, parts_behind(parts, first))
-
-    def _counted(self, starts: Ints, raw: int, units: int) -> Ints:
-        """Return how many positions are in use [S] when a sequence begins at each of its units."""
-        compact = self.merged_model.unit_positions == "compact"
-        return units - np.arange(len(starts)) if compact else raw - starts
 
     def _context_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
         """Group requests by context; a row takes no more continuations than pay off."""
@@ -252,9 +247,8 @@ class Scorer(RequestScorer):
             # The raw prefix of a span goes on from the span's position.
             tops = np.arange(len(starts)) + np.maximum(lengths - 2, 0)
             highest = max(int(tops.max(initial=0)) + 1, len(starts) + fed)
-            dropped = int(
-                (self._counted(starts, len(context) + fed, highest) > self.max_units).sum()
-            )
+            needed = self.merged_model.positions_from(starts, len(context) + fed, highest)
+            dropped = int((needed > self.max_units).sum())
             rule = f"a continuation must fit {self.max_units} units with context"
             value = f"{fed + 1} tokens"
             require(dropped < len(starts), EvaluationError, rule, value, _TOO_LONG)

@@ -75,7 +75,7 @@ class Reader(Protocol[C]):
         options: GenerateOptions,
         new: int,
         past: GenerationState | None,
-        shared: SharedPrefix[C] | None,
+        shared: SharedPrefix | None,
         several: bool,
     ) -> tuple[C, Tensor]:
         """Read prompts: columns, in rows side by side for each sample, and logits [B, V].
@@ -267,8 +267,7 @@ class Batch(Generic[C]):
             eviction = RowEviction(matcher, options.span_eviction, ids)
         shared, several = None, self._store is not None or len(rows) > 1
         if self._store is not None and len(prompts) == 1 and past is None:
-            found = self._store.find(read.ids[0], read.cuts[0][0])
-            shared = cast("SharedPrefix[C] | None", found)
+            shared = self._store.find(read.ids[0], read.cuts[0][0])
         columns, logits = self._reader.begin(read, options, new, past, shared, several)
         for row in rows:
             row.reused = 0 if shared is None else shared.units

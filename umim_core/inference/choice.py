@@ -45,6 +45,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import float64_device
 from umim_core.encodable import encoding_error
 from umim_core.errors import GenerationError, NumericalError, require
+from umim_core.merging.likelihood import widened
 
 # Settings, in transformers' own order: the values without effect and what makes the processor.
 # The first table's need a row's ids, the second's do not; the third's count when sampling only.
@@ -179,7 +180,7 @@ class TokenChooser:
         ``raw_ids`` are those of prompt and output per row, of any length; the choice of rows that
         are not ``running`` does not count.
         """
-        scores = _wide(logits)
+        scores = widened(logits)
         if self._foreign:  # one of them may write into its scores; the logits are still to report
             scores = scores.clone()
         try:
@@ -240,7 +241,7 @@ def log_probs(logits: Tensor, tokens: NDArray[np.int64]) -> tuple[Tensor, list[f
 
     Logits [B, V] are those before any processor.
     """
-    scores = _wide(logits).log_softmax(dim=-1)
+    scores = widened(logits).log_softmax(dim=-1)
     ids = torch.from_numpy(tokens).to(scores.device)
     return scores, scores.gather(1, ids[:, None])[:, 0].tolist()
 
@@ -248,11 +249,6 @@ def log_probs(logits: Tensor, tokens: NDArray[np.int64]) -> tuple[Tensor, list[f
 def fresh_seed() -> int:
     """Draw a seed from torch's global generator, which ``torch.manual_seed`` sets."""
     return int(torch.randint(2**62, (1,)))
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """Return float32 logits, as transformers.generate scores; float64 keeps its precision."""
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _stream(seed: int, number: int, past: int) -> torch.Generator:
@@ -322,16 +318,9 @@ def stop_texts(option: object) -> list[str]:
     several = isinstance(option, Iterable) and not isinstance(option, str)
     texts: list[Any] = list(cast("Iterable[object]", option)) if several else [option]
     require(
-        all(isinstance(text, str) and text != "" for text in texts),
+        all(isinstance(text, str) and text and not encoding_error(text) for text in texts),
         GenerationError,
-        "stop_strings must be texts of at least one character",
-        texts,
-        "Leave others out.",
-    )
-    require(
-        all(encoding_error(text) is None for text in texts),
-        GenerationError,
-        "stop_strings must hold no lone surrogates",
+        "stop_strings must be texts of at least one character, without lone surrogates",
         texts,
         "Leave others out.",
     )

@@ -134,7 +134,7 @@ class Engine:
         options: GenerateOptions,
         new: int,
         past: GenerationState | None,
-        shared: SharedPrefix[UnitCache] | None,
+        shared: SharedPrefix | None,
         several: bool,
     ) -> tuple[UnitCache, Tensor]:
         cache = self._cache_for(prompts, options, new, past, several)

@@ -105,6 +105,8 @@ _KINDS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "overlong": (f"one of {get_args(Overlong)}", lambda value: value in get_args(Overlong)),
     "logits_processor": ("a list", lambda value: isinstance(value, list)),
     "stopping_criteria": ("a list", lambda value: isinstance(value, list)),
+    "streamer": ("a streamer of transformers", lambda value: isinstance(value, BaseStreamer)),
+    "observer": ("a function", callable),
 }
 
 
@@ -306,9 +308,8 @@ class GenerateOptions(PlainOptions):
         The options' bound counts; without one, the model's own. None where all rules count, or
         generated tokens stay raw.
         """
-        bound = self.decode_max_damage
-        if bound is None:
-            bound = merged_model.decode_max_damage
+        said, own = self.decode_max_damage, merged_model.decode_max_damage
+        bound = own if said is None else said
         return bound if bound != math.inf and self.merges_generated(merged_model) else None
 
 

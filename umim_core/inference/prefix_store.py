@@ -22,22 +22,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import numpy as np
 
-from umim_core.inference.unit_cache import UnitCache
+from umim_core.inference.unit_cache import CacheMark, UnitCache
 from umim_core.text.token_ids import Ints
 
 MOST_ROWS: Final = 4096  # their keys take 100 bytes a unit, beside columns of 500 and more
-C = TypeVar("C")
 
 
 @dataclass(frozen=True)
-class SharedPrefix(Generic[C]):
+class SharedPrefix:
     """Columns of the first units of a prompt."""
 
-    cache: C
+    cache: UnitCache
     units: int
     tokens: int
 
@@ -63,7 +62,7 @@ class PrefixStore:
         self._number = 0
         self.bytes = 0
 
-    def find(self, ids: Ints, starts: Ints) -> SharedPrefix[UnitCache] | None:
+    def find(self, ids: Ints, starts: Ints) -> SharedPrefix | None:
         """Return the longest beginning of a prompt, ids [T] and unit starts [S], that is kept."""
         number, shared = self._like(ids, starts, _keys(ids, starts))
         units = min(shared, len(starts) - 1)
@@ -72,7 +71,7 @@ class PrefixStore:
         self._use(number)
         tokens, cache = int(starts[units]), self._prefixes[number].cache
         mark = cache.mark()
-        cache.cut(units, tokens)
+        cache.restore(CacheMark((units,), (tokens,), None))
         copy = UnitCache.of_rows([(cache, 0)])
         cache.restore(mark)
         return SharedPrefix(copy, units, tokens)

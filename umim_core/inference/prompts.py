@@ -13,7 +13,7 @@ from umim_core.errors import GenerationError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
 from umim_core.rules.matcher import Parts, check_parts
-from umim_core.text.token_ids import Ints, prompt_array
+from umim_core.text.token_ids import Ints, id_array
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def read_prompts(
         raise GenerationError("there must be at least one prompt", 0, "Pass one.")
     vocabulary = merged_model.backbone.vocab_size
     plain = [prompt.ids if isinstance(prompt, PromptIds) else prompt for prompt in prompts]
-    new = [prompt_array(ids, vocabulary, f"prompt {b}: ") for b, ids in enumerate(plain)]
+    new = [id_array(ids, vocabulary, f"prompt {b}: ") for b, ids in enumerate(plain)]
     bare = [b for b, ids in enumerate(new) if not len(ids) and unfed is None]
     require(
         not bare,
@@ -93,10 +93,7 @@ def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Pr
     bos = None if backbone.tokenizer is None else backbone.tokenizer.bos_token_id
     rows, cuts = [], []
     for ids, (starts, lengths) in zip(prompts.ids, prompts.cuts, strict=True):
-        if merged_model.unit_positions == "compact":
-            needed = len(starts) - np.arange(len(starts))  # if the prompt began with that unit
-        else:
-            needed = len(ids) - starts
+        needed = merged_model.positions_from(starts, len(ids), len(starts))
         front = int(lengths[0] == 1 and int(ids[0]) == bos)
         dropped = int((needed[front:] + front > room).sum()) if needed[0] > room else 0
         first = front + dropped
@@ -120,11 +117,11 @@ def positions_taken(held: int, new_tokens: int) -> int:
 
 
 def check_room(backbone: Backbone, positions: int, new_tokens: int) -> None:
-    most = backbone.max_positions
-    require(
-        most is None or positions <= most,
+    held = positions - positions_taken(0, new_tokens)
+    backbone.check_positions(
+        "prompt and new tokens",
+        positions,
         GenerationError,
-        f"prompt and new tokens must fit the backbone's {most} positions",
-        f"{positions - positions_taken(0, new_tokens)} prompt positions + {new_tokens} new tokens",
         "Shorten the prompt, lower max_new_tokens, or use overlong='truncate'.",
+        f"{held} prompt positions + {new_tokens} new tokens",
     )

@@ -26,9 +26,7 @@ from torch import Tensor
 from umim_core.backbone.row_cache import RowCache
 from umim_core.inference.prompts import Prompts
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.packing import PackedUnits, fill_units
 from umim_core.merging.span_cache import SpanCache
-from umim_core.rules.grams import LONGEST
 from umim_core.rules.matcher import Advance
 
 
@@ -54,16 +52,16 @@ class UnitCache:
     """
 
     units: RowCache
-    raw: RowCache | None = None
-    recent: Tensor | None = None
-    reach: int = LONGEST - 1
+    raw: RowCache | None
+    recent: Tensor | None
+    reach: int
 
     @classmethod
     def empty(cls, merged_model: MergedModel, rows: int, units: int, raw: int) -> UnitCache:
         depth, device = merged_model.merge_depth, merged_model.backbone.device
         above = RowCache(merged_model.backbone.num_layers - depth, rows, units, device)
         below = RowCache(depth, rows, raw, device) if depth else None
-        return cls(above, below, reach=merged_model.longest - 1)
+        return cls(above, below, None, merged_model.longest - 1)
 
     @property
     def lengths(self) -> Tensor:
@@ -98,10 +96,6 @@ class UnitCache:
             torch.stack(states) if states else None,
             rows[0][0].reach,
         )
-
-    def cut(self, units: int, raw: int) -> None:
-        """Keep the first columns of a cache of one row; the states of recent tokens go."""
-        self.restore(CacheMark((units,), (raw,), None))
 
     @property
     def bytes(self) -> int:
@@ -149,7 +143,8 @@ class UnitInputs:
         """Return the states of the prompts' units before the merge depth [B, S, d]."""
         lower, packed = self._merged_model.trunk.lower, prompts.packed
         if lower is None or cache.raw is None:
-            return self._unit_embeddings(packed)
+            with torch.autocast(self._backbone.device.type, enabled=False):  # as those kept
+                return self._merged_model.embed(packed)
         device, counts = self._backbone.device, packed.raw_counts
         width = int(counts.max())
         ids = torch.zeros(len(prompts.ids), width, dtype=torch.int64)
@@ -163,13 +158,7 @@ class UnitInputs:
         states = lower.on_cache(self._backbone.embed(ids), cache.raw, positions)
         cache.raw.commit(counts.cpu())
         cache.remember(states, counts)
-        return self._merged_model.unit_states(packed, ids, states)
-
-    def _unit_embeddings(self, packed: PackedUnits) -> Tensor:
-        if self._spans is None or not len(packed.span_ids):
-            return self._backbone.embed(packed.token_ids)
-        pooled = self._spans.merge(packed.span_ids, packed.span_lengths)
-        return fill_units(packed, self._backbone, pooled)
+        return self._merged_model.states_of(ids, states, packed.ends, packed.lengths)
 
     def of_step(
         self, step: Advance, tokens: NDArray[np.int64], cache: UnitCache, positions: Tensor | None

@@ -49,12 +49,11 @@ class SpanAdapters(nn.Module):
     def __init__(self, sizes: dict[str, tuple[int, int]], layers: int, rank: int) -> None:
         super().__init__()
         self.rank, self.layers = rank, layers
-        names = {name.replace(".", "-"): size for name, size in sizes.items()}
         self.down = nn.ParameterDict(
-            {name: nn.Parameter(torch.empty(layers, n, rank)) for name, (n, _) in names.items()}
+            {name: nn.Parameter(torch.empty(layers, n, rank)) for name, (n, _) in sizes.items()}
         )
         self.up = nn.ParameterDict(
-            {name: nn.Parameter(torch.zeros(layers, rank, n)) for name, (_, n) in names.items()}
+            {name: nn.Parameter(torch.zeros(layers, rank, n)) for name, (_, n) in sizes.items()}
         )
 
     @torch.no_grad()
@@ -110,10 +109,13 @@ def merged_rows(rows: Tensor | None) -> Iterator[None]:
 
 
 def linear_maps(backbone: Backbone) -> dict[str, tuple[int, int]]:
-    """Return inputs and outputs of the linear maps of a layer by name, the same in every layer."""
+    """Return inputs and outputs of the linear maps of a layer, the same in every layer.
+
+    Names have ``-`` for ``.``.
+    """
     holder, name = layer_list(backbone.model)
     sizes_by_layer = [
-        {n: _size(m) for n, m in layer.named_modules() if isinstance(m, _LINEAR)}
+        {n.replace(".", "-"): _size(m) for n, m in layer.named_modules() if isinstance(m, _LINEAR)}
         for layer in getattr(holder, name)
     ]
     require(
@@ -134,10 +136,8 @@ def _size(linear: nn.Module) -> tuple[int, int]:
 
 
 def adapted(backbone: Backbone, adapters: SpanAdapters) -> Backbone:
-    sizes = {name.replace(".", "-"): size for name, size in linear_maps(backbone).items()}
-    trained = {
-        name: (down.shape[1], adapters.up[name].shape[2]) for name, down in adapters.down.items()
-    }
+    sizes, up = linear_maps(backbone), adapters.up
+    trained = {name: (a.shape[1], up[name].shape[2]) for name, a in adapters.down.items()}
     require(
         sizes == trained and adapters.layers == backbone.num_layers,
         BackboneError,

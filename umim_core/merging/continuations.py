@@ -217,9 +217,8 @@ def _check_length(
     inputs = [max(map(len, row)) - 1 for row in endings]
     needed = max(int(c[-1]) + 1 + n for c, n in zip(contexts, inputs, strict=True))
     units = max(len(c) + n for c, n in zip(contexts, inputs, strict=True))
-    limit, remedy = backbone.max_positions, "Cut the context on the left."
-    rule = f"a context and one continuation must fit the backbone's {limit} positions"
-    found = f"{needed} positions for {units} units"
-    require(limit is None or needed <= limit, EvaluationError, rule, found, remedy)
+    what, found = "a context and one continuation", f"{needed} positions for {units} units"
+    remedy = "Cut the context on the left."
+    backbone.check_positions(what, needed, EvaluationError, remedy, found)
     if not windowed:
         check_attention_window(backbone.model.config, units)

@@ -37,7 +37,7 @@ from umim_core.errors import EvaluationError, NumericalError, require
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Parts
-from umim_core.text.token_ids import AnyInts
+from umim_core.text.token_ids import AnyInts, id_array
 
 _HEAD_BYTES: Final = 64 << 20  # logits held at once: 128 rows of 128k float32 entries
 
@@ -101,30 +101,10 @@ def token_log_probs(rows: Sequence[AnyInts], merged_model: MergedModel) -> list[
 
 
 def check_rows(rows: Sequence[AnyInts], vocab_size: int) -> None:
-    sizes = [np.size(row) for row in rows]
-    if not sizes or min(sizes) == 0:
-        raise EvaluationError("every row must hold at least one token", sizes, "Drop empty rows.")
-    for b, ids in enumerate(map(np.asarray, rows)):
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise EvaluationError(
-                "a row must be a 1-D array of integers",
-                f"row {b}: shape {ids.shape}, {ids.dtype}",
-                "Pass one array of token ids per row.",
-            )
-        outside = ids[(ids < 0) | (ids >= vocab_size)]
-        if outside.size:
-            raise EvaluationError(
-                f"ids must lie between 0 and {vocab_size - 1}",
-                f"row {b}: {outside[0]}",
-                "Encode with the backbone's own tokenizer.",
-            )
-
-
-def check_positions(backbone: Backbone, positions: int, remedy: str) -> None:
-    limit = backbone.max_positions
-    rule = f"rows must fit the backbone's {limit} positions"
-    fits = limit is None or positions <= limit
-    require(fits, EvaluationError, rule, f"{positions} positions", remedy)
+    sizes, rule = [np.size(row) for row in rows], "every row must hold at least one token"
+    require(min(sizes, default=0) > 0, EvaluationError, rule, sizes, "Drop empty rows.")
+    for b, row in enumerate(rows):
+        id_array(row, vocab_size, f"row {b}: ", EvaluationError)
 
 
 def state_hidden(tokens: Tensor, layout: BranchLayout, merged_model: MergedModel) -> Tensor:
@@ -134,7 +114,8 @@ def state_hidden(tokens: Tensor, layout: BranchLayout, merged_model: MergedModel
     """
     backbone, columns = merged_model.backbone, layout.positions.shape[1]
     highest = int(layout.positions.max())
-    check_positions(backbone, highest + 1, "Cut the text into shorter windows.")
+    remedy = "Cut the text into shorter windows."
+    backbone.check_positions("rows", highest + 1, EvaluationError, remedy)
     if not layout.plain:  # a mask of ours takes the place of the backbone's own windows
         check_attention_window(backbone.model.config, columns)
     trunk, merged = merged_model.trunk, layout.surrogate >= 0
@@ -156,10 +137,15 @@ def target_scores(hidden: Tensor, targets: Tensor, backbone: Backbone) -> TokenS
     log_probs, greedy = [], []
     for chunk, ids in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
         logits = backbone.head(chunk)
-        wide = logits if logits.dtype == torch.float64 else logits.float()
+        wide = widened(logits)
         log_probs.append(torch.log_softmax(wide, dim=-1).gather(-1, ids[:, None])[:, 0])
         greedy.append(wide.detach().argmax(dim=-1) == ids)
     return TokenScores(torch.cat(log_probs), torch.cat(greedy))
+
+
+def widened(logits: Tensor) -> Tensor:
+    """Return logits in float32, as transformers scores; float64 keeps its precision."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def finite_sum(log_probs: Tensor) -> float:

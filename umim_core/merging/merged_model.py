@@ -32,11 +32,11 @@ from umim_core.merging.packing import (
     Segmentation,
     Segmenter,
     SpanMerger,
-    fill_units,
     pack_rows,
 )
 from umim_core.rules.grams import LONGEST
 from umim_core.rules.matcher import Matcher, Parts, segment_parts
+from umim_core.text.token_ids import Ints
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,13 @@ class MergedModel:
         """Cut a prompt into units, of which the last tokens stay raw; see ``segment``."""
         return self.segment(ids, parts, self.raw_tail)
 
+    def positions_from(self, starts: Ints, raw: int, units: int) -> Ints:
+        """Return the positions [S] that a sequence takes if it begins at each of its units.
+
+        They start at raw tokens [S]; the whole has so many raw tokens and units.
+        """
+        return units - np.arange(len(starts)) if self.unit_positions == "compact" else raw - starts
+
     def pack(
         self,
         rows: Sequence[NDArray[np.integer]],
@@ -192,19 +199,12 @@ class MergedModel:
         )
         return pooled.to(self.backbone.dtype)
 
-    def unit_states(self, packed: PackedUnits, ids: Tensor, states: Tensor) -> Tensor:
-        """Return the states of units before the merge depth [B, S, d]; padding has any.
-
-        Their raw ids [B, T] (int64) are right-padded; ``states`` are those of these tokens [B, T,
-        d].
-        """
-        return self.states_of(ids, states, packed.ends, packed.lengths)
-
     def states_of(self, ids: Tensor, states: Tensor, ends: Tensor, lengths: Tensor) -> Tensor:
         """Return the states [B, S, d] of units of raw ids [B, T] (int64) that end at some tokens.
 
         ``states`` are those of the tokens before the merge depth [B, T, d], ``ends`` [B, S] (int64)
-        the token that each unit ends with, ``lengths`` [B, S] (int64) its tokens; 0 counts as 1.
+        the token that each unit ends with, ``lengths`` [B, S] (int64) its tokens; padding, of 0,
+        has any state.
         """
         rows = torch.arange(len(ids), device=ids.device)[:, None] * ids.shape[1]
         flat = unit_states(
@@ -231,7 +231,9 @@ class MergedModel:
 
     def embed(self, packed: PackedUnits) -> Tensor:
         """Return the embeddings of all units [B, S, d]; padding gets the embedding of id 0."""
+        embeddings = self.backbone.embed(packed.token_ids)
         if not len(packed.span_ids):
-            return self.backbone.embed(packed.token_ids)
+            return embeddings
         pooled = self.surrogates(packed.span_ids, packed.span_lengths)
-        return fill_units(packed, self.backbone, pooled)
+        surrogates = pooled[packed.span_index[packed.merged]].to(embeddings.dtype)
+        return embeddings.masked_scatter(packed.merged[..., None], surrogates)

@@ -40,13 +40,11 @@ class MergedTrunk:
         lower: Layers below the merge depth; None at depth 0.
         upper: The other layers, with adapters if there are any; without merged units they are those
             of the backbone.
-        adapted: Whether there are adapters.
         of_parts: Backbone, depth and adapters that it was made of.
     """
 
     lower: Backbone | None = field(repr=False)
     upper: Backbone = field(repr=False)
-    adapted: bool
     of_parts: tuple[Backbone, int, SpanAdapters | None] = field(repr=False)
 
     @classmethod
@@ -54,7 +52,7 @@ class MergedTrunk:
         """Take a backbone apart at merge depth k, 0 .. L-1; adapters are of layers k .. L-1."""
         lower, upper = split_backbone(backbone, depth) if depth else (None, backbone)
         upper = upper if adapters is None else adapted(upper, adapters)
-        return cls(lower, upper, adapters is not None, (backbone, depth, adapters))
+        return cls(lower, upper, (backbone, depth, adapters))
 
     def raw_states(
         self, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
@@ -81,7 +79,7 @@ class MergedTrunk:
     @contextmanager
     def adapting(self, merged: Tensor) -> Iterator[None]:
         """Adapt merged units [B, S] (bool, on any device) of the forwards within."""
-        if not self.adapted:  # nothing waits for the device then
+        if self.of_parts[2] is None:  # nothing waits for the device then
             yield
             return
         rows = merged.reshape(-1).nonzero().view(-1)

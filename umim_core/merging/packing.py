@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -56,8 +57,6 @@ class PackedUnits:
         span_index: [B, S] int64, row of ``span_ids`` of a merged unit, -1 elsewhere.
         span_ids: [M, N] int64, the different spans of the batch, zero-padded.
         span_lengths: [M] int64, 2 .. N.
-        attention_mask: [B, S] bool, True for units, False for padding.
-        unit_counts: [B] int64, units per row.
         starts: [B, S] int64, first raw position of a unit (0 for padding).
         lengths: [B, S] int64, raw tokens of a unit (0 for padding).
     """
@@ -66,15 +65,22 @@ class PackedUnits:
     span_index: Tensor
     span_ids: Tensor
     span_lengths: Tensor
-    attention_mask: Tensor
-    unit_counts: Tensor
     starts: Tensor
     lengths: Tensor
 
+    @cached_property
+    def attention_mask(self) -> Tensor:
+        """Which places are units and no padding [B, S] (bool)."""
+        return self.lengths > 0
+
+    @cached_property
+    def unit_counts(self) -> Tensor:
+        """Units per row [B]."""
+        return self.attention_mask.sum(dim=1)
+
     def take(self, rows: Tensor) -> PackedUnits:
         """Return some rows [R] (int64), trimmed to their longest; spans stay the batch's."""
-        counts = self.unit_counts[rows]
-        width = int(counts.max()) if len(counts) else 0
+        width = int(self.unit_counts[rows].max()) if len(rows) else 0
 
         def cut(units: Tensor) -> Tensor:
             return units[rows, :width]
@@ -83,8 +89,6 @@ class PackedUnits:
             self,
             token_ids=cut(self.token_ids),
             span_index=cut(self.span_index),
-            attention_mask=cut(self.attention_mask),
-            unit_counts=counts,
             starts=cut(self.starts),
             lengths=cut(self.lengths),
         )
@@ -115,12 +119,6 @@ class PackedUnits:
         """Raw tokens per row [B]."""
         return self.lengths.sum(dim=1)
 
-    @property
-    def token_reduction(self) -> float:
-        """(raw tokens - units) / raw tokens over the batch."""
-        raw = int(self.lengths.sum())
-        return (raw - int(self.unit_counts.sum())) / raw if raw else 0.0
-
 
 def pack_rows(
     rows: Sequence[NDArray[np.integer]],
@@ -128,8 +126,7 @@ def pack_rows(
     device: torch.device | str = "cpu",
 ) -> PackedUnits:
     """Pack rows of raw ids [T_b] and their units (starts, lengths), which cover each row."""
-    counts = np.array([len(starts) for starts, _ in segmentations], dtype=np.int64)
-    shape = (len(rows), int(counts.max(initial=0)))
+    shape = (len(rows), max((len(starts) for starts, _ in segmentations), default=0))
     token_ids, starts, lengths = (np.zeros(shape, dtype=np.int64) for _ in range(3))
     span_index = np.full(shape, -1, dtype=np.int64)
     keys: list[Ints] = []  # length and zero-padded ids of merged units
@@ -166,8 +163,6 @@ def pack_rows(
         span_index=tensor(span_index),
         span_ids=tensor(unique[:, 1:]),
         span_lengths=tensor(unique[:, 0]),
-        attention_mask=tensor(lengths) > 0,
-        unit_counts=tensor(counts),
         starts=tensor(starts),
         lengths=tensor(lengths),
     )
@@ -183,22 +178,11 @@ def unit_keys(ids: NDArray[np.integer], starts: Ints, sizes: Ints, width: int) -
     return keys
 
 
-def fill_units(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tensor:
-    """Return the embeddings of all units [B, S, d] in the backbone's data type.
-
-    ``pooled`` are the surrogates [M, d] of ``packed.span_ids``, of any float type.
-    """
-    embeddings = backbone.embed(packed.token_ids)
-    merged = packed.span_index >= 0
-    surrogates = pooled[packed.span_index[merged]].to(embeddings.dtype)
-    return embeddings.masked_scatter(merged[..., None], surrogates)
-
-
 def packed_embeddings(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tensor:
     """Return the embeddings of all real units, row after row, without padding [N, d].
 
-    Arguments are those of :func:`fill_units`. Of a batch on the CPU only indices travel to the
-    backbone's device, and nothing waits for it.
+    ``pooled`` are the surrogates [M, d] of ``packed.span_ids``, of any float type. Of a batch on
+    the CPU only indices travel to the backbone's device, and nothing waits for it.
     """
     device, real = backbone.device, packed.attention_mask
     ids, spans = packed.token_ids[real], packed.span_index[real]

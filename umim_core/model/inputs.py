@@ -64,9 +64,13 @@ def prompt_items(
         entries = entries["input_ids"]
     if isinstance(entries, str):
         items: list[Item] = [entries]
-    elif isinstance(entries, Tensor | np.ndarray) or _is_number(_first(entries)):
+    elif isinstance(entries, Tensor | np.ndarray):
         items = list(_rows(entries))
-    elif isinstance(_first(entries), Mapping):
+    elif not _is_list(entries):
+        raise _unfit(type(entries).__name__)
+    elif not entries or _is_number(entries[0]):
+        items = list(_rows(entries))
+    elif isinstance(entries[0], Mapping):
         if any("input_ids" in message for message in entries):
             raise _unfit("a list of mappings with input_ids")
         items = [cast("Chat", list(entries))]
@@ -75,11 +79,8 @@ def prompt_items(
     return items if mask is None else _masked(items, mask)
 
 
-def _first(items: Any) -> object:
-    """Return the first entry of a sequence; None of an empty one."""
-    if not isinstance(items, Sequence):
-        raise _unfit(type(items).__name__)
-    return items[0] if items else None
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview)
 
 
 def _is_number(value: object) -> bool:
@@ -91,7 +92,7 @@ def _item(entry: Any) -> Item:
         return entry
     if isinstance(entry, Sequence) and entry and isinstance(entry[0], Mapping):
         return cast("Chat", entry)
-    if not isinstance(entry, Sequence | Tensor | np.ndarray):
+    if not isinstance(entry, Tensor | np.ndarray) and not _is_list(entry):
         raise _unfit(f"a prompt of type {type(entry).__name__}")
     rows = _rows(entry)
     if len(rows) != 1:
@@ -100,7 +101,7 @@ def _item(entry: Any) -> Item:
 
 
 def _rows(ids: Any) -> list[NDArray[np.integer]]:
-    array = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else _array(ids)
+    array = _array(ids.detach().cpu() if isinstance(ids, Tensor) else ids)
     if array.ndim not in (1, 2):
         raise _unfit(f"ids of shape {array.shape}")
     return [array] if array.ndim == 1 else list(array)
@@ -109,7 +110,7 @@ def _rows(ids: Any) -> list[NDArray[np.integer]]:
 def _array(values: Any) -> NDArray[Any]:
     try:
         array = np.asarray(values)
-    except ValueError as error:  # lists of different lengths inside
+    except (TypeError, ValueError) as error:  # lists of different lengths, tensors of no ids
         raise _unfit(str(error)) from error
     return array if array.size else array.astype(np.int64)
 
@@ -159,11 +160,9 @@ def encode_prompts(
         "a text or ids",
         "Pass messages, or leave the tools out.",
     )
-    known = past.raw_ids if isinstance(past, GenerationState) else None
-    if isinstance(past, Prefix):
-        known = (past.raw_ids,) * len(items)
-    if known is not None and len(known) != len(items):
-        known = None  # the engine says what is wrong
+    known: tuple[tuple[int, ...], ...] = ()  # of another length, the engine says what is wrong
+    if past is not None:
+        known = (past.raw_ids,) * len(items) if isinstance(past, Prefix) else past.raw_ids
     if add_special_tokens is None and past is not None:
         add_special_tokens = False
     rows: list[NDArray[np.integer] | PromptIds] = []
@@ -175,7 +174,8 @@ def encode_prompts(
             rows.append(np.array(ids, dtype=np.int64))
         else:
             tokenizer = backbone.require_tokenizer()
-            rows.append(_encode_chat(item, tokenizer, known[b] if known else None, tools, roles))
+            before = known[b] if len(known) == len(items) else None
+            rows.append(_encode_chat(item, tokenizer, before, tools, roles))
     return rows
 
 

@@ -38,7 +38,7 @@ from umim_core.serving.span_files import (
 from umim_core.store.artifacts import sha256_bytes, sha256_file, write_json
 from umim_core.store.disk import write_bytes
 from umim_core.text.roles import USER, Role
-from umim_core.text.token_ids import prompt_array
+from umim_core.text.token_ids import id_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ class PromptMerger:
         Returns:
             Ids below V + K; ``expand`` gives the raw ones back.
         """
-        raw = prompt_array(ids, self.vocab_size)
+        raw = id_array(ids, self.vocab_size)
         check_parts(() if ranges is None else ranges, len(raw))
         tail = self.raw_tail if raw_tail is None else raw_tail
         check_raw_tail(tail, "prompt")
@@ -137,7 +137,7 @@ class PromptMerger:
 
     def expand(self, ids: Sequence[int] | NDArray[np.integer]) -> list[int]:
         """Return the raw ids that merged ones stand for."""
-        merged = prompt_array(ids, self.vocab_size + len(self.rules))
+        merged = id_array(ids, self.vocab_size + len(self.rules))
         index = np.maximum(merged - self.vocab_size, 0)
         rows = np.where((merged < self.vocab_size)[:, None], -1, self.spans[index])
         rows[:, 0] = np.where(merged < self.vocab_size, merged, rows[:, 0])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import CorpusError, GenerationError, require, translated
+from umim_core.errors import CorpusError, GenerationError, UmimError, require, translated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -82,22 +82,27 @@ def read_ids(ids: Tokens, low: int, high: int) -> Ids:
     return view
 
 
-def prompt_array(ids: AnyInts | Sequence[int], size: int, where: str = "") -> Ints:
-    """Return the ids of a prompt, which may be empty, as an array [T]; they lie below ``size``."""
-    rule = "a prompt must be a 1-D array of token ids"
+def id_array(
+    ids: AnyInts | Sequence[int],
+    size: int,
+    where: str = "",
+    error: type[UmimError] = GenerationError,
+) -> Ints:
+    """Return the ids of a row, which may be empty, as an array [T]; they lie below ``size``."""
+    rule, remedy = "a row must be a 1-D array of token ids", "Encode a text."
     try:
         array = np.asarray(ids)
-    except (ValueError, OverflowError) as error:  # lists of different lengths inside
-        raise GenerationError(rule, f"{where}{error}") from error
+    except (ValueError, OverflowError) as odd:  # lists of different lengths inside
+        raise error(rule, f"{where}{odd}", remedy) from odd
     fits = array.ndim == 1 and (array.size == 0 or array.dtype.kind in "iu")
-    require(fits, GenerationError, rule, f"{where}{array.shape}, {array.dtype}", "Encode a text.")
+    require(fits, error, rule, f"{where}shape {array.shape}, {array.dtype}", remedy)
     wide = array.astype(np.int64)
-    least, most = (int(wide.min()), int(wide.max())) if wide.size else (0, 0)
+    outside = array[(wide < 0) | (wide >= size)]
     require(
-        least >= 0 and most < size,
-        GenerationError,
+        not outside.size,
+        error,
         f"ids must lie between 0 and {size - 1}",
-        f"{where}{least} .. {most}",
+        f"{where}{next(iter(outside), None)}",
         "Encode with the model's own tokenizer; merge a prompt once.",
     )
     return wide
@@ -152,7 +157,9 @@ def check_offsets(offsets: Offsets, size: int) -> None:
 
 
 def check_encodable(text: str) -> None:
-    """Refuse a text with a lone surrogate: no tokenizer takes it, and none says why."""
+    """Refuse what is no text or has a lone surrogate: no tokenizer takes it, and none says why."""
+    kind, remedy = type(text).__name__, "Decode bytes, and give one text at a time."
+    require(isinstance(text, str), CorpusError, "a text must be a string", kind, remedy)
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -31,7 +31,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.shape import BackboneShape
 from umim_core.backbone.split import with_held_weights
 from umim_core.config.form import ModuleForm
-from umim_core.errors import CorpusError, require
+from umim_core.errors import CorpusError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.merged_trunk import MergedTrunk, unit_states
 from umim_core.merging.module import MergeModule
@@ -147,10 +147,8 @@ class DistillModel(nn.Module):
         The sums depend on every parameter even without any merge, so that every rank of a
         distributed run takes part in the gradient exchange.
         """
-        limit, longest = self.backbone.max_positions, max(map(len, rows), default=0)
-        rule = f"rows must fit the backbone's {limit} positions"
-        fits = limit is None or longest <= limit
-        require(fits, CorpusError, rule, f"{longest} tokens", "Use shorter segments.")
+        longest = max(map(len, rows), default=0)
+        self.backbone.check_positions("rows", longest, CorpusError, "Use shorter segments.")
         packed = pack_rows(rows, segmentations)  # on the host, which then need not wait for a GPU
         leaf, leaves, sources = None, self._trained(), self._trained()
         if self._lower is None:
