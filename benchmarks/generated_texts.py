@@ -19,7 +19,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -27,7 +27,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.runner import Benchmark, Report, save
+from benchmarks.answers import difference
+from benchmarks.runner import Benchmark, Report, named, save
 from umim_core import UMIM
 from umim_core.config.form import Merge
 from umim_core.embedded.assets import embedded_names
@@ -38,7 +39,6 @@ from umim_core.evaluation.generation_quality import (
     generation_quality,
     mauve_library,
 )
-from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.text_metrics import TextFeatures, features_of
 from umim_core.inference.choice import end_ids
 from umim_core.inference.options import GenerateOptions
@@ -55,64 +55,28 @@ MERGES: Final[tuple[Merge, ...]] = ("none", "prompt", "all")
 Ids = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Subject:
-    """One model under measurement.
-
-    Attributes:
-        umim: Backbone, module and rules.
-        prompts: Raw ids of the prompts [P_b] each.
-        new_tokens: Most tokens to generate from each.
-        batch_size: Prompts of a batch.
-        max_damage: Bound on the price of rules that merge while decoding; infinite for all rules.
-        references: What follows the prompts in the held-out text, compared by ``features``.
-    """
-
-    umim: UMIM
-    prompts: list[Ids]
-    new_tokens: int
-    batch_size: int
-    max_damage: float
-    references: Sequence[str]
-    features: TextFeatures
-
-    def generate(self, decoding: str, merge: Merge, seed: int) -> list[Row]:
-        """Generate from every prompt, in batches; the seed differs from batch to batch."""
-        bound = self.max_damage if merge == "all" else math.inf
-        rows: list[Row] = []
-        for first in range(0, len(self.prompts), self.batch_size):
-            batch = self.prompts[first : first + self.batch_size]
-            sampling = DECODINGS[decoding]
-            drawn = seed * len(self.prompts) + first if sampling["do_sample"] else None
-            options = GenerateOptions(
-                max_new_tokens=self.new_tokens,
-                eos_token_id=end_ids(self.umim.backbone) or None,
-                merge=merge,
-                seed=drawn,
-                decode_max_damage=bound,
-                **sampling,
-            )
-            rows += self.umim.engine.generate(batch, options).rows
-        return rows
-
-    def measure(self, decoding: str, merge: Merge, seeds: int) -> Report:
-        """Measure one decoding with one way of merging."""
-        runs = [
-            generation_quality(
-                self.generate(decoding, merge, seed),
-                self.umim.backbone,
-                self.references,
-                self.features,
-            )
-            for seed in range(seeds if DECODINGS[decoding]["do_sample"] else 1)
-        ]
-        return {
-            "decoding": decoding,
-            "merge": merge,
-            "runs": len(runs),
-            "metrics": over_seeds(runs),
-            "by_prompt": by_prompt(runs),
-        }
+def generate(
+    umim: UMIM,
+    prompts: Sequence[Ids],
+    decoding: str,
+    merge: Merge,
+    seed: int,
+    options: argparse.Namespace,
+) -> list[Row]:
+    """Generate from prompts of raw ids [P_b], in batches; the seed differs from batch to batch."""
+    bounded, sampling = merge == "all" and options.max_damage is not None, DECODINGS[decoding]
+    rows: list[Row] = []
+    for first in range(0, len(prompts), options.batch_size):
+        asked = GenerateOptions(
+            max_new_tokens=options.new_tokens,
+            eos_token_id=end_ids(umim.backbone) or None,
+            merge=merge,
+            seed=seed * len(prompts) + first if sampling["do_sample"] else None,
+            decode_max_damage=options.max_damage if bounded else math.inf,
+            **sampling,
+        )
+        rows += umim.engine.generate(prompts[first : first + options.batch_size], asked).rows
+    return rows
 
 
 def held_out_docstrings() -> list[str]:
@@ -154,18 +118,6 @@ def by_prompt(runs: Sequence[GenerationQuality]) -> dict[str, list[float]]:
     }
 
 
-def differences(own: Report, base: Report) -> dict[str, dict[str, float | None]]:
-    """Return mean and paired standard error over prompts of a row less the base model's."""
-    pairs = {name: (own["by_prompt"][name], base["by_prompt"][name]) for name in own["by_prompt"]}
-    return {
-        name: {
-            "mean": float(np.mean(ours) - np.mean(theirs)),
-            "std": mean_difference_error(ours, theirs),
-        }
-        for name, (ours, theirs) in pairs.items()
-    }
-
-
 def run(options: argparse.Namespace, report: Report) -> None:
     """Measure every checkpoint; every row is written at once."""
     if options.prompts >= FEWEST_TEXTS:
@@ -173,12 +125,10 @@ def run(options: argparse.Namespace, report: Report) -> None:
     features = None if options.features is None else features_of(options.features)
     names = ("prompt_tokens", "new_tokens", "seeds", "max_damage")
     report |= {name: getattr(options, name) for name in names} | {"subjects": {}}
-    models = {}
-    for word in options.checkpoints:
-        name, _, where = word.rpartition("=")  # NAME=WHERE, or WHERE, named by its last part
-        models[name or Path(where).name] = UMIM.from_pretrained(
-            where, backbone=options.backbone, dtype="float32"
-        )
+    models = {
+        name: UMIM.from_pretrained(where, backbone=options.backbone, dtype="float32")
+        for name, where in map(named, options.checkpoints)
+    }
     if options.max_damage is not None:
         for umim in models.values():
             umim.rules.require_prices()
@@ -186,33 +136,28 @@ def run(options: argparse.Namespace, report: Report) -> None:
         texts = held_out_docstrings()
     else:
         texts = options.text.read_text(encoding="utf-8").splitlines()
+    length = options.prompt_tokens + options.new_tokens
     for name, umim in models.items():
         own = features or TextFeatures(umim.backbone)
-        subject = subject_of(umim, own, texts, options)
+        beginnings = choose_prompts(texts, umim, options.prompts, length)
+        prompts = [ids[: options.prompt_tokens] for ids in beginnings]
+        rest = [umim.backbone.decode(ids[options.prompt_tokens :].tolist()) for ids in beginnings]
         rows: list[Report] = []
         report["subjects"][name] = {"features": own.label, "prompts": options.prompts, "rows": rows}
-        for decoding in DECODINGS:
-            base = len(rows)
-            for merge in MERGES:
-                rows.append(subject.measure(decoding, merge, options.seeds))
-                if len(rows) > base + 1:
-                    rows[-1]["differences"] = differences(rows[-1], rows[base])
-                save(report, options.out)
-
-
-def subject_of(
-    umim: UMIM, features: TextFeatures, texts: Sequence[str], options: argparse.Namespace
-) -> Subject:
-    """Return a model with its prompts and what follows them."""
-    length = options.prompt_tokens + options.new_tokens
-    beginnings = choose_prompts(texts, umim, options.prompts, length)
-    prompts, rest = zip(
-        *(np.split(ids, [options.prompt_tokens]) for ids in beginnings), strict=True
-    )
-    references = [umim.backbone.decode(ids.tolist()) for ids in rest]
-    bound = math.inf if options.max_damage is None else options.max_damage
-    sizes = options.new_tokens, options.batch_size
-    return Subject(umim, list(prompts), *sizes, bound, references, features)
+        for decoding, merge in product(DECODINGS, MERGES):
+            seeds = range(options.seeds if DECODINGS[decoding]["do_sample"] else 1)
+            made = (generate(umim, prompts, decoding, merge, seed, options) for seed in seeds)
+            runs = [generation_quality(written, umim.backbone, rest, own) for written in made]
+            row: Report = {"decoding": decoding, "merge": merge, "runs": len(runs)}
+            row |= {"metrics": over_seeds(runs), "by_prompt": by_prompt(runs)}
+            if merge != MERGES[0]:
+                base = rows[-MERGES.index(merge)]["by_prompt"]
+                row["differences"] = {
+                    figure: difference(values, base[figure])
+                    for figure, values in row["by_prompt"].items()
+                }
+            rows.append(row)
+            save(report, options.out)
 
 
 BENCHMARK: Final = Benchmark(

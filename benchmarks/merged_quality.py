@@ -21,16 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks.runner import Benchmark, Report, device_name
+from benchmarks.runner import Benchmark, Report, device_name, named
 from benchmarks.subjects import open_ids
 from umim_core import UMIM
+from umim_core.baselines.methods import TargetReduction
+from umim_core.baselines.truncation import Truncation
 from umim_core.evaluation.alignment import evaluate_alignment
-from umim_core.evaluation.paired_differences import increase_with_error
 from umim_core.evaluation.perplexity import PerplexityResult, perplexity, second_half_perplexity
 from umim_core.evaluation.rule_damage import text_digest
-from umim_core.evaluation.scoring import Scorer
-from umim_core.merging.continuations import score_continuations
-from umim_core.merging.merged_model import MergedModel
+from umim_core.evaluation.scoring import Scorer, method_scorer
 from umim_core.text.sources import source_of
 from umim_core.text.tokens import check_known, first_ids
 
@@ -41,13 +40,12 @@ def read_rows(
     options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[str, list[NDArray[np.int32]]]:
     """Return the name of the test text, and the rows of it that are read."""
-    pairs = [source.rpartition("=") for source in options.test]
-    name = ", ".join(dict.fromkeys(own_name or Path(file).name for own_name, _, file in pairs))
-    files = [file for _, _, file in pairs]
+    names, files = zip(*map(named, options.test), strict=True)
+    name = ", ".join(dict.fromkeys(names))
     if all(file.endswith(".npy") for file in files):
         parts = [open_ids(Path(file), options.tokens) for file in files]
     else:
-        parts = [first_ids(source_of(tuple(files)), tokenizer, options.tokens)[0]]
+        parts = [first_ids(source_of(files), tokenizer, options.tokens)[0]]
     rows = spread_rows(parts, options.rows, options.window)
     check_known(max(int(row.max()) for row in rows), tokenizer)
     return name, rows
@@ -68,9 +66,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     models: dict[str, UMIM] = {}
     load_options: dict[str, object] = {"dtype": options.dtype, "device": options.device}
     load_options |= {} if options.backbone is None else {"backbone": options.backbone}
-    for word in options.checkpoints:
-        name, _, where = word.rpartition("=")  # NAME=WHERE, or WHERE, named by its last part
-        name = name or Path(where).name
+    for name, where in map(named, options.checkpoints):
         if name in models:
             raise SystemExit(f"every checkpoint needs a name of its own, not {name} twice")
         models[name] = UMIM.from_pretrained(where, budget=options.budget, **load_options)
@@ -117,6 +113,8 @@ def _subject(
     read = perplexity(rows, model, batch_size)
     prompts = model.reading("prompt", _RAW_TAIL)
     behind = second_half_perplexity(rows, Scorer(prompts, "prompt", len(rows[0])), batch_size)
+    saving = TargetReduction(behind.token_reduction * share)
+    cut = method_scorer(Truncation(), model.base(), len(rows[0]), saving)
     return {
         "form": config.form(),
         "rules": len(umim.rules),
@@ -126,31 +124,17 @@ def _subject(
         "kl": aligned.state_means["kl"],
         "kl_ends": aligned.means["kl"],
         "top1": aligned.state_means["top1"],
-        "ppl_ratio": _ratio(read.row_sums, plain.row_sums, plain.row_targets),
+        "ppl_ratio": _ratio(read, plain),
         "prompt_token_reduction": behind.token_reduction,
-        "prompt_saving": behind.token_reduction * share,
-        "prompt_ppl_ratio": _ratio(behind.row_sums, half.row_sums, half.row_targets),
-        "truncation_ppl_ratio": _ratio(
-            _truncated(model.base(), rows, behind.token_reduction * share),
-            half.row_sums,
-            half.row_targets,
-        ),
+        "prompt_saving": saving.target,
+        "prompt_ppl_ratio": _ratio(behind, half),
+        "truncation_ppl_ratio": _ratio(second_half_perplexity(rows, cut, batch_size), half),
     }
 
 
-def _truncated(base: MergedModel, rows: Sequence[np.ndarray], saving: float) -> list[float]:
-    """Return the nats of each second half behind a first half without its first tokens."""
-    sums = []
-    for row in rows:
-        first, second = np.split(row, [len(row) // 2])
-        scores = score_continuations([first[round(saving * len(first)) :]], [[second]], base)
-        sums.append(-float(scores[0][0].log_probs.double().sum()))
-    return sums
-
-
-def _ratio(own: Sequence[float], other: Sequence[float], targets: Sequence[int]) -> Report:
+def _ratio(own: PerplexityResult, base: PerplexityResult) -> Report:
     """Return a ratio of perplexities and its standard error, paired by window."""
-    nats, error = increase_with_error(own, other, targets)
+    nats, error = own.increase_over(base)
     ratio = math.exp(nats)
     return {"mean": ratio, "std": None if error is None else ratio * error}
 

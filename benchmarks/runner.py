@@ -151,6 +151,12 @@ def parse(
     return parser.parse_args(arguments)
 
 
+def named(word: str) -> tuple[str, str]:
+    """Return name and place of an option ``[NAME=]PATH``; a bare path goes by its last part."""
+    name, _, place = word.rpartition("=")
+    return name or Path(place).name, place
+
+
 def fresh(module: str, what: str, **options: object) -> Any:
     """Measure something in a new process; return the JSON of its last line (:func:`in_process`)."""
     command = [sys.executable, "-m", f"benchmarks.{module}", what, json.dumps(options, default=str)]

@@ -20,18 +20,18 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from safetensors.torch import load_file
 
 from docs.make.cards import adapted_cards, model_cards
 from docs.make.document import RESULTS, ROOT, Document
-from docs.make.results import documents_of, part_label
+from docs.make.results import documents_of, part_label, read_results
 from flows import parts
 from tasks.cluster.lease import ClusterLease
 from tasks.plan.planner import Planner
@@ -74,6 +74,7 @@ ASSETS: Final = ROOT / "umim_core" / "embedded" / "assets"
 SUMS: Final = ROOT / "tests" / "embedded" / "assets.sha256"
 MAX_RULES_BYTES: Final = 4 << 20
 _ROUNDING_ROWS: Final = 8
+T = TypeVar("T")
 
 
 class FinishedRun(Planner):
@@ -194,12 +195,10 @@ def _check_priced(checkpoint: Path, priced: Path) -> None:
         }
         for loaded in map(Checkpoint.load, (checkpoint, priced))
     )
-    if odd := [part for part in own if own[part] != measured[part]]:
-        raise ConfigError(
-            "--priced must be what umim prune --keep-all made of the checkpoint that ships",
-            f"other {odd[0]}",
-            f"Measure it: umim prune {checkpoint} TEXTS --keep-all.",
-        )
+    odd = [f"other {part}" for part in own if own[part] != measured[part]]
+    rule = "--priced must be what umim prune --keep-all made of the checkpoint that ships"
+    remedy = f"Measure it: umim prune {checkpoint} TEXTS --keep-all."
+    require(not odd, ConfigError, rule, ", ".join(odd), remedy)
 
 
 def results_of(
@@ -297,19 +296,21 @@ def _rounding(
 def ship(
     checkpoint: Path,
     shipped: Path,
-    recipe: Recipe,
+    measure: Callable[[Path], T],
     weights: str = "bfloat16",
-    commit: str | None = None,
     priced: Path | None = None,
     defaults: Mapping[str, object] | None = None,
-) -> dict[str, Any]:
-    """Store and measure a checkpoint, and return its results; only then replace what ships."""
+) -> T:
+    """Store a checkpoint (``store``) and measure what is stored; only then replace what ships."""
     with TemporaryDirectory() as folder:
         new_checkpoint = Path(folder) / shipped.parent.name / shipped.name
         store(checkpoint, new_checkpoint, weights, priced, defaults)
-        _check_rules(new_checkpoint)
-        results = results_of(checkpoint, new_checkpoint, recipe, commit)
-        _replace(shipped, new_checkpoint)
+        size = (new_checkpoint / "rules" / TABLE).stat().st_size
+        rule = f"shipped rules must take at most {MAX_RULES_BYTES} bytes"
+        require(size <= MAX_RULES_BYTES, ConfigError, rule, size, "Raise tau, or set rule_budget.")
+        results = measure(new_checkpoint)
+        shutil.rmtree(shipped, ignore_errors=True)
+        publish_directory(shipped, partial(shutil.copytree, new_checkpoint, dirs_exist_ok=True))
     return results
 
 
@@ -318,45 +319,22 @@ def ship_adapted(checkpoint: Path, shipped: Path, results: Path) -> None:
 
     Its setting and threshold are to be named before test questions are scored, as the card says.
     """
-    report = json.loads(results.read_text(encoding="utf-8"))
+    report = read_results(results)
     place, point = adapted_point(checkpoint, report)
-    if point["seed"] != report["seeds"][0]:
-        raise ConfigError(
-            "a checkpoint that ships must be of the first seed, not of the best one",
-            point["seed"],
-            f"Name the checkpoint of seed {report['seeds'][0]}.",
-        )
+    first = report["seeds"][0]
+    rule = "a checkpoint that ships must be of the first seed, not of the best one"
+    remedy = f"Name the checkpoint of seed {first}."
+    require(point["seed"] == first, ConfigError, rule, point["seed"], remedy)
     noted = {"setting": point["setting"], "start": place["checkpoint"], "results": results.stem}
-    training = read_config(checkpoint).training | noted
-    with TemporaryDirectory() as folder:
-        new_checkpoint = Path(folder) / shipped.name
-        store(checkpoint, new_checkpoint, "float32", defaults={"training": training})
-        _check_rules(new_checkpoint)
-        _replace(shipped, new_checkpoint)
+    training = {"training": read_config(checkpoint).training | noted}
+    ship(checkpoint, shipped, lambda stored: None, "float32", defaults=training)
 
 
-def _check_rules(new_checkpoint: Path) -> None:
-    size = (new_checkpoint / "rules" / TABLE).stat().st_size
-    if size > MAX_RULES_BYTES:
-        raise ConfigError(
-            f"shipped rules must take at most {MAX_RULES_BYTES} bytes",
-            size,
-            "Raise tau, or set rule_budget.",
-        )
-
-
-def _replace(shipped: Path, new_checkpoint: Path) -> None:
-    shutil.rmtree(shipped, ignore_errors=True)
-    publish_directory(shipped, partial(shutil.copytree, new_checkpoint, dirs_exist_ok=True))
-
-
-def write_sums(assets: Path = ASSETS, sums: Path = SUMS) -> None:
+def write_sums() -> None:
     """Write the digests of all shipped files, as ``sha256sum`` prints them."""
-    names = sorted(
-        path.relative_to(assets).as_posix() for path in assets.rglob("*") if path.is_file()
-    )
-    lines = [f"{sha256_file(assets / name)}  {name}\n" for name in names]
-    sums.write_text("".join(lines), encoding="utf-8")
+    files = {path.relative_to(ASSETS).as_posix(): path for path in ASSETS.rglob("*")}
+    lines = [f"{sha256_file(files[n])}  {n}\n" for n in sorted(files) if files[n].is_file()]
+    SUMS.write_text("".join(lines), encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -383,7 +361,14 @@ def main(arguments: list[str] | None = None) -> None:
     priced = None if options.priced is None else resolve_checkpoint(options.priced).resolve()
     recommended = {"merge": options.merge, "raw_tail": options.raw_tail}
     defaults = {name: value for name, value in recommended.items() if value is not None}
-    results = ship(checkpoint, shipped, recipe, options.weights, options.commit, priced, defaults)
+    results = ship(
+        checkpoint,
+        shipped,
+        lambda stored: results_of(checkpoint, stored, recipe, options.commit),
+        options.weights,
+        priced,
+        defaults,
+    )
     file = RESULTS / f"{recipe.name}.json"
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     _finish(shipped, [*model_cards(), *documents_of(file)])

@@ -17,22 +17,15 @@ from docs.make import cards, readme, recipe_fields, results
 from docs.make.document import RESULTS, ROOT, Document
 from tasks.report.paper import paper_page
 
-
-def _paper_tables() -> list[Document]:
-    return [Document(RESULTS / "paper-tables.md", lambda: paper_page(RESULTS).markdown)]
-
-
-def _missed_gates() -> list[Document]:
-    return [Document(RESULTS / "missed-gates.md", results.missed_gates)]
-
-
 MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
     "results": results.documents,
     "readme": readme.documents,
     "cards": cards.documents,
     "recipe-fields": recipe_fields.documents,
-    "missed-gates": _missed_gates,
-    "paper-tables": _paper_tables,
+    "missed-gates": lambda: [Document(RESULTS / "missed-gates.md", results.missed_gates)],
+    "paper-tables": lambda: [
+        Document(RESULTS / "paper-tables.md", lambda: paper_page(RESULTS).markdown)
+    ],
 }
 
 

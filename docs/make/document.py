@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,11 +26,3 @@ class Document:
 
     def write(self) -> None:
         self.path.write_text(self.make() + self.mark, encoding="utf-8")
-
-
-def with_blocks(text: str, blocks: Mapping[str, str]) -> str:
-    """Return a text whose blocks between ``<!-- NAME -->`` and ``<!-- /NAME -->`` are made anew."""
-    for name, block in blocks.items():
-        between = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        text = between.sub(lambda match, block=block: match[1] + block + match[2], text)
-    return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import textwrap
 from collections.abc import Sequence
 from functools import partial
@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
-from docs.make.document import RESULTS, ROOT, Document, with_blocks
-from docs.make.results import TEMPLATES, adaptation_summary
+from docs.make.document import RESULTS, ROOT, Document
+from docs.make.results import TEMPLATES, adaptation_summary, read_results
 from tasks.report.comparison import comparison, summary
 from tasks.report.render import DASH, Report, Table, page, table_markdown
 from tasks.report.report import ReportData
@@ -35,16 +35,16 @@ _TEXT: Final = (
 )
 
 
-def readme_table(folder: Path = RESULTS) -> str:
+def readme_table() -> str:
     """Return the table: answers, calls, functions, perplexity, a row of the paper's authors."""
-    large, small = (_read(folder, f"answers-{name}") for name in ("qwen-coder-0.5b", "smollm2"))
+    large, small = (_read(f"answers-{name}") for name in ("qwen-coder-0.5b", "smollm2"))
     rows = (
         _answers(_LARGE, "chats", large),
         _answers(_LARGE, "documents", large),
-        _calls(_read(folder, "calls-qwen-tools")),
-        _functions(_read(folder, "problems-qwen-all")["sets"]["humaneval"]),
+        _calls(_read("calls-qwen-tools")),
+        _functions(_read("problems-qwen-all")["sets"]["humaneval"]),
         _answers(_SMALL, "chats", small),
-        _second_halves(_read(folder, "second_half-smollm2")["points"]),
+        _second_halves(_read("second_half-smollm2")["points"]),
         _of_the_authors(),
     )
     return table_markdown(Table(_HEADINGS, rows)) + "\n"
@@ -117,19 +117,17 @@ def _of_the_authors() -> tuple[str, ...]:
     )
 
 
-def readme_words(folder: Path = RESULTS) -> str:
+def readme_words() -> str:
     """Return the sentences whose figures are those of result files: answers, calls, time."""
-    large, small = (
-        _read(folder, f"answers-{name}")["lists"] for name in ("qwen-coder-0.5b", "smollm2")
-    )
+    large, small = (_read(f"answers-{name}")["lists"] for name in ("qwen-coder-0.5b", "smollm2"))
     chats, pages = (large[asked]["sides"][_SIDE] for asked in ("chats", "documents"))
-    asked_calls = {side["side"]: side for side in _read(folder, "calls-qwen-tools")["sides"]}
+    asked_calls = {side["side"]: side for side in _read("calls-qwen-tools")["sides"]}
     base, cut = asked_calls["base"], asked_calls["cut"]
     umim, truncation = (
         _percent(1 - small["chats"]["sides"][side]["kept"] / small["chats"]["accepted"])
         for side in (_SIDE, "truncation")
     )
-    cases = _read(folder, "engine-smollm2")["cases"]
+    cases = _read("engine-smollm2")["cases"]
     short, long = (cases[f"bfloat16, 1 x {tokens}"]["phases"]["prefill"] for tokens in (1024, 4096))
     answers = (
         f"**{_LARGE}** keeps {chats['kept']} of {large['chats']['accepted']} answers to chats "
@@ -166,9 +164,8 @@ def _ratio(error: dict[str, float]) -> str:
     return f"{error['mean']:.3f} ± {error['std']:.3f}"
 
 
-def _read(folder: Path, name: str) -> Report:
-    report: Report = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    return report
+def _read(name: str) -> Report:
+    return read_results(RESULTS / f"{name}.json")
 
 
 def documents() -> list[Document]:
@@ -191,8 +188,13 @@ def documents() -> list[Document]:
 
 def _with_table(path: Path) -> str:
     """Return a document with README's table and sentences between their marks made anew."""
-    blocks = {"results:quality": readme_table(), "results:words": readme_words()}
-    return with_blocks(path.read_text(encoding="utf-8"), blocks)
+    text = path.read_text(encoding="utf-8")
+    for name, block in (("quality", readme_table()), ("words", readme_words())):
+        between = re.compile(
+            rf"(<!-- results:{name} -->\n).*?(<!-- /results:{name} -->)", re.DOTALL
+        )
+        text = between.sub(lambda match, block=block: match[1] + block + match[2], text)
+    return text
 
 
 def _pipeline() -> str:

@@ -22,7 +22,7 @@ from tasks.report.render import Report, environment, page, walk
 from tasks.report.report import ATTENTION, attention_figure
 from umim_core.adaptation.settings import ADAPTED, WT
 from umim_core.config.form import ModuleForm
-from umim_core.store.artifacts import sha256_bytes
+from umim_core.store.artifacts import sha256_file
 
 PART_LABELS: Final = {
     "": "all parts together",
@@ -43,20 +43,16 @@ def _distill_step(report: Report) -> Report:
 
 
 def _answers(report: Report) -> Report:
-    """Add the sides of every list of questions, and the answers that lost their key word."""
-    sides, lost = [], []
-    for asked in walk(report, "lists.*list"):
-        for side, figures in asked["sides"].items():
-            sides.append(
-                figures | {"side": side, "list": asked["list"], "accepted": asked["accepted"]}
-            )
+    """Add the answers that lost their key word."""
+    lost = []
+    for asked in report["lists"].values():
         for row in asked["rows"]:
             base = row["sides"]["base"]
             for side, answer in row["sides"].items():
                 if base["accepted"] and not answer["accepted"]:
                     texts = {"answer": _short(answer["answer"]), "base": _short(base["answer"])}
                     lost.append({"question": row["id"], "side": side} | texts)
-    return {"sides": sides, "lost": lost}
+    return {"lost": lost}
 
 
 def _short(text: str) -> str:
@@ -66,7 +62,7 @@ def _short(text: str) -> str:
 
 
 def shipped_parts(report: Report) -> Report:
-    """Add the parts of a shipped model's corpus by name, and its form and recommendation."""
+    """Add the parts of a shipped model's corpus by name, and its form."""
     form = report["module"]["form"]
     parts = []
     for name, part in report["corpus"].items():
@@ -79,7 +75,6 @@ def shipped_parts(report: Report) -> Report:
     return {
         "parts": parts,
         "deviations": ModuleForm.model_validate(form | {"module_positions": "none"}).deviations(),
-        "recommended": report.get("recommended", {"merge": "all", "raw_tail": 0}),
     }
 
 
@@ -102,11 +97,8 @@ def documents(folder: Path = RESULTS) -> list[Document]:
 
 def documents_of(results: Path) -> list[Document]:
     """Return the page and the figures of a result file; nothing for a file of another kind."""
-    text = results.read_text(encoding="utf-8")
-    report = json.loads(text)
-    if not isinstance(report, dict):
-        return []
-    mark = f"<!-- results {sha256_bytes(text.encode())} -->\n"
+    report = read_results(results)
+    mark = f"<!-- results {sha256_file(results)} -->\n"
     figures: dict[str, Callable[[], str]] = {}
     if report.get("kind") == "ablation":
         data = AblationData.model_validate(report)
@@ -180,14 +172,11 @@ def benchmark_page(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def adaptation_summary(folder: Path = RESULTS) -> str:
-    """Return the page with a row of every result file of an adaptation; empty without one.
-
-    Rows are shown at the lowest threshold that was run.
-    """
+def adaptation_summary() -> str:
+    """Return the page with a row of every result file of an adaptation, at its lowest threshold."""
     files, shown = [], []
-    for file in sorted(folder.glob("adaptation-*.json")):
-        report = _read(file)
+    for file in sorted(RESULTS.glob("adaptation-*.json")):
+        report = read_results(file)
         files.append({"name": report["name"], "stem": file.stem})
         for place in report["backbones"]:
             rows = adaptation_rows(place)
@@ -195,21 +184,21 @@ def adaptation_summary(folder: Path = RESULTS) -> str:
             own = {row["setting"]: row for row in rows if row["tau"] in (None, lowest)}
             shown.append({**report, **place, "rows": {x: own[x] for x in _SETTINGS if x in own}})
     values = {"files": files, "shown": shown}
-    return page("adaptation_summary.md", values, TEMPLATES) + "\n" if files else ""
+    return page("adaptation_summary.md", values, TEMPLATES) + "\n"
 
 
-def missed_gates(folder: Path = RESULTS) -> str:
-    """Return a line for every result file that misses a gate; empty if none does."""
+def missed_gates() -> str:
+    """Return a line for every result file that misses a gate."""
     missed = []
-    for file in sorted(folder.glob("*.json")):
-        gates = _read(file).get("gates", {})
+    for file in sorted(RESULTS.glob("*.json")):
+        gates = read_results(file).get("gates", {})
         own = {name: gate[:2] for name, gate in gates.items() if not gate[2]}
         if own:
             name = max(own, key=lambda name: _times_off(*own[name]))
             value, limit = own[name]
             counts = {"stem": file.stem, "missed": len(own), "gates": len(gates)}
             missed.append(counts | {"name": name, "value": value, "limit": limit})
-    return page("missed_gates.md", {"missed": missed}, TEMPLATES) + "\n" if missed else ""
+    return page("missed_gates.md", {"missed": missed}, TEMPLATES) + "\n"
 
 
 def _times_off(value: float, limit: float) -> float:
@@ -218,6 +207,6 @@ def _times_off(value: float, limit: float) -> float:
     return high / low if low > 0 else float("inf")
 
 
-def _read(path: Path) -> Report:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else {}
+def read_results(path: Path) -> Report:
+    report: Report = json.loads(path.read_text(encoding="utf-8"))
+    return report

@@ -151,8 +151,6 @@ def test_spans_at_the_end_of_a_full_input_stay_within_the_positions(scope: str) 
 
 MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
 CONTEXT = np.array([1, 2, 9, 3, 4, 5, 7, 1, 2], dtype=np.int64)  # 9 tokens, 5 units
-ENDINGS = [np.array(ids, dtype=np.int64) for ids in ([6, 8], [2, 1, 4])]
-REQUESTS = [Request(CONTEXT, ending) for ending in ENDINGS]
 PROMPT = "the cat sat on the mat and the dog"
 GREEDY = {"until": [], "max_gen_toks": 5, "do_sample": False}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -64,24 +63,22 @@ def test_prices_and_the_bound_of_decoding_ship(tiny_checkpoint: Path, tmp_path: 
 def test_what_ships_is_replaced_once_nothing_can_refuse_it(
     refused: str, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def results(_: Path, made: Path, *__: object) -> dict[str, Any]:
-        if refused == "results" and limits:
-            raise ConfigError("must have been evaluated", "", "")
-        return {"checkpoint": made.parent.name}
+    def refuse(stored: Path) -> str:
+        raise ConfigError("must have been evaluated", "", "")
+
+    def measure(stored: Path) -> str:
+        return stored.parent.name
 
     shipped = tmp_path / "umim-tiny" / "checkpoint"
     shipped.mkdir(parents=True)
     (shipped / "old").touch()
-    monkeypatch.setattr(shipping, "results_of", results)
-    limits = [shipping.MAX_RULES_BYTES]
-    if refused == "size":
-        monkeypatch.setattr(shipping, "MAX_RULES_BYTES", 1)
-    with pytest.raises(ConfigError):
-        shipping.ship(tiny_checkpoint, shipped, object())
+    with monkeypatch.context() as patch, pytest.raises(ConfigError):
+        if refused == "size":
+            patch.setattr(shipping, "MAX_RULES_BYTES", 1)
+        shipping.ship(tiny_checkpoint, shipped, refuse if refused == "results" else measure)
     assert [path.name for path in shipped.iterdir()] == ["old"]
 
-    monkeypatch.setattr(shipping, "MAX_RULES_BYTES", limits.pop())
-    assert shipping.ship(tiny_checkpoint, shipped, object()) == {"checkpoint": "umim-tiny"}
+    assert shipping.ship(tiny_checkpoint, shipped, measure) == "umim-tiny"
     assert not (shipped / "old").exists()
     assert Checkpoint.load(shipped).rules.digest == Checkpoint.load(tiny_checkpoint).rules.digest
 

@@ -54,18 +54,6 @@ def bootstrap_difference_error(
     return float(np.std(steps, ddof=1))
 
 
-def increase_with_error(
-    values: Sequence[float], other: Sequence[float], counts: Sequence[int]
-) -> tuple[float, float | None]:
-    """Return how much larger one mean over tokens is than another of the same rows [B].
-
-    Given are both sums of each row and its tokens. The standard error is paired by row
-    (``ratio_error``).
-    """
-    steps = [mine - theirs for mine, theirs in zip(values, other, strict=True)]
-    return sum(steps) / sum(counts), ratio_error(steps, counts)
-
-
 def ratio_error(sums: Numbers, counts: Numbers) -> float | None:
     """Return the standard error of a mean over tokens whose rows were drawn, not its tokens.
 

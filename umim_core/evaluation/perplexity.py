@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from umim_core.errors import EvaluationError, require
-from umim_core.evaluation.paired_differences import increase_with_error, ratio_error
+from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.evaluation.scoring import AnyScorer, Request
 from umim_core.merging.likelihood import finite_sum, score_rows
 from umim_core.merging.merged_model import MergedModel
@@ -59,7 +59,8 @@ class PerplexityResult:
 
     def increase_over(self, other: PerplexityResult) -> tuple[float, float | None]:
         """Return ln(ppl / ppl of another model) on the same windows, with its paired error."""
-        return increase_with_error(self.row_sums, other.row_sums, self.row_targets)
+        steps = [own - theirs for own, theirs in zip(self.row_sums, other.row_sums, strict=True)]
+        return sum(steps) / self.targets, ratio_error(steps, self.row_targets)
 
 
 def perplexity(

@@ -31,7 +31,7 @@ from umim_core.embedded.docstring_corpus import (
     installed_versions,
     read_documents,
 )
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.store.disk import write_rows
 from umim_core.task_sets.spec import QuestionForm, TaskSet, TaskSplit, add_task
 
@@ -69,20 +69,17 @@ def build_task(corpus: Path, out: Path, sizes: Mapping[TaskSplit, int] = DEFAULT
     Rows are ``{"id", "context", "choices", "gold"}``: four distinct choices, `gold` the index of
     the right one. Each of the four positions is right equally often (to within one question).
     """
-    if bad := {split: size for split, size in sizes.items() if size < 1}:
-        raise ConfigError("task sizes must be at least 1", bad, "Leave a split out to skip it.")
+    rule, remedy = "task sizes must be at least 1", "Leave a split out to skip it."
+    require(min(sizes.values(), default=1) >= 1, ConfigError, rule, dict(sizes), remedy)
     out.mkdir(parents=True, exist_ok=True)
     for split, size in sizes.items():
         reasons: Counter[str] = Counter()
         candidates = list(_candidates(read_documents(corpus / f"{split}.jsonl"), reasons))
         candidates.sort(key=lambda c: (_hash(c.id), c.id))
         rows = list(_questions(candidates, size, reasons))
-        if not rows:
-            raise CorpusError(
-                f"the {split} split must hold documents with a summary and a body",
-                dict(reasons),
-                "Build the corpus from more packages.",
-            )
+        rule = f"the {split} split must hold documents with a summary and a body"
+        remedy = "Build the corpus from more packages."
+        require(bool(rows), CorpusError, rule, dict(reasons), remedy)
         write_rows(out / f"{split}.jsonl", rows)
 
 

@@ -143,12 +143,11 @@ class TaskSet:
     sources: Callable[[], list[list[str]]] = list
 
     def __post_init__(self) -> None:
-        if "test" not in self.splits:
-            raise ConfigError("a task must have a test split", self.splits, "Add it.")
-        if self.corpus is None and self.sources is list:  # changed questions would not be noticed
-            raise ConfigError(
-                "a task without a corpus must name its sources", self.name, "Give their versions."
-            )
+        rule = "a task must have a test split"
+        require("test" in self.splits, ConfigError, rule, self.splits, "Add it.")
+        named = self.corpus is not None or self.sources is not list  # else changes are not noticed
+        rule = "a task without a corpus must name its sources"
+        require(named, ConfigError, rule, self.name, "Give their versions.")
 
     @property
     def merge(self) -> Literal["prompt", "all"]:
