@@ -80,7 +80,7 @@ def _lines(measured: TrafficReport, left: Left) -> list[str]:
     lines = [
         f"{measured.requests:,} requests of {measured.conversations:,} conversations, "
         f"{total:,} prompt tokens, {measured.reply_tokens:,} tokens of replies",
-        *(f"not counted: {line}" for line in left.lines()),
+        *left.lines("not counted: "),
         "",
         f"{'prompt tokens':<22}{'tokens':>12}{'share':>8}{'json':>8}{'code':>8}{'prose':>8}",
     ]

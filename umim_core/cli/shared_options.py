@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel
 
 from umim_core.cli.console_output import emit
-from umim_core.config.form import Merge
+from umim_core.config.form import PAPER, Merge, ModuleForm
 from umim_core.config.generation import PlainOptions
 from umim_core.config.model_base import AnyModel
 from umim_core.encodable import encoding_error
@@ -23,6 +23,7 @@ from umim_core.errors import ConfigError, CorpusError
 
 if TYPE_CHECKING:
     from umim_core.checkpoint.checkpoint_index import OwnPlace
+    from umim_core.config.recipe import DistillConfig
     from umim_core.model.umim import UMIM
 
 CheckpointOption = Annotated[
@@ -76,6 +77,9 @@ SpecialTokensOption = Annotated[
     ),
 ]
 SEGMENT_LENGTH: Final = 512  # tokens, where a rule set does not say
+FORM: Final = {"module_positions": "learned", "residual": "last", "adapter_rank": 8}
+_VALIDATIONS: Final = 4
+_SAVED: Final = 10  # steps at most between two states to go on from
 
 
 def of_options(name: str, *flags: str, default: str = "", least: float | None = None) -> Any:
@@ -160,6 +164,35 @@ def of_context(
         if name in model.model_fields and value is not None
     }
     return validated(model, {**given, **other}, "the options")
+
+
+def of_training(
+    context: typer.Context,
+    form: Mapping[str, object],
+    *,
+    steps: int,
+    apart: int,
+    rows: int,
+    patience: int,
+) -> tuple[DistillConfig, ModuleForm]:
+    """Return how the command's options train which form, of which some fields are given.
+
+    So many rows are validated four times, or more often where that is ``apart`` steps or fewer.
+    """
+    from umim_core.config.recipe import DistillConfig
+
+    every = max(1, min(apart, steps // _VALIDATIONS))
+    plan = {"max_steps": steps, "max_epochs": 1000, "validate_every": every, "patience": patience}
+    plan |= {"validation_rows": rows, "checkpoint_every": min(every, _SAVED)}
+    made = of_context(context, ModuleForm, {"kind": PAPER, **form})  # --kind is of the text
+    return of_context(context, DistillConfig, plan), made
+
+
+def on_gpu(device: Literal["cpu", "cuda"] | None) -> bool:
+    """Return whether a training runs on a GPU: on the one that is asked for, or that is there."""
+    from umim_core.backbone.devices import default_device, usable_device
+
+    return (default_device() if device is None else usable_device(device)) == "cuda"
 
 
 def given_text(argument: str | None) -> str:

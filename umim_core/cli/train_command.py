@@ -11,14 +11,10 @@ import typer
 from umim_core.checkpoint.next_steps import BATCH_SIZE, STEPS
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, log_lines
-from umim_core.config.form import PAPER, ModuleForm, Residual, UnitPositions
+from umim_core.config.form import ModuleForm, Residual, UnitPositions
 from umim_core.errors import ConfigError
 
-_VALIDATIONS = 4  # of a short run; a long one is validated every 50 steps
-_VALIDATION_ROWS = 32  # at most: more would take a short run longer than its training
-_PATIENCE = 8  # validations without improvement
-_FORM = {"module_positions": "learned", "residual": "last", "rule_rows": 2048, "adapter_rank": 8}
-_SAVED = 10  # steps at most between two states to go on from
+_FORM = {**shared.FORM, "rule_rows": 2048}
 
 
 def train(
@@ -84,11 +80,9 @@ def train(
 
     target = own_place("trained", out, rules.resolve().name)
     place = target.directory
-    from umim_core.backbone.devices import default_device, usable_device
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
     from umim_core.checkpoint.next_steps import to_compare
-    from umim_core.config.recipe import DistillConfig
     from umim_core.progress import duration
     from umim_core.rules.ruleset import RuleSet
     from umim_core.store.locking import computing
@@ -96,24 +90,12 @@ def train(
     from umim_core.training.local_training import train_checkpoint
     from umim_core.training.train_job import TrainJob
 
-    every = max(1, min(50, steps // _VALIDATIONS))
-    distillation = shared.of_context(
-        context,
-        DistillConfig,
-        {
-            "max_steps": steps,
-            "max_epochs": 1000,
-            "validate_every": every,
-            "validation_rows": _VALIDATION_ROWS,
-            "patience": _PATIENCE,
-            "checkpoint_every": min(every, _SAVED),
-        },
-    )
-    form = shared.of_context(context, ModuleForm, {"kind": PAPER})  # --kind is of the text
+    # More rows would take a short run longer than its training.
+    distillation, form = shared.of_training(context, {}, steps=steps, apart=50, rows=32, patience=8)
+    use_gpu = shared.on_gpu(device)
     begin = None if start is None else resolve_checkpoint(start)
     if begin is not None:
         form = _form_of(begin, form)
-    where = default_device() if device is None else usable_device(device)
     places = map(shared.from_anywhere, named)
     source = source_of(tuple(places), Reading(kind, field, split, config, max_bad))
     job = TrainJob(
@@ -125,7 +107,7 @@ def train(
         or RuleSet.load(rules).options.segment_length
         or shared.SEGMENT_LENGTH,
         seed=seed,
-        use_gpu=where == "cuda",
+        use_gpu=use_gpu,
         start=None if begin is None else str(begin),
     )
     log_lines("umim.progress")

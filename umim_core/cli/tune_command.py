@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from umim_core.cli import shared_options as shared
-from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.cli.console_output import JsonFlag, log_lines
 from umim_core.errors import CorpusError, require
 
 if TYPE_CHECKING:
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from umim_core.tuning.tune import Comparison, ReplyChange
 
 _ROLES: Final = ["user", "system", "tools", "tool"]
-_VALIDATIONS: Final = 4  # of a training, of so many rows each:
-_VALIDATION_ROWS: Final = 8
 
 
 def tune(
+    context: typer.Context,
     model: shared.ModelArgument,
     logs: Annotated[
         list[str],
@@ -55,13 +54,9 @@ def tune(
     100 of these are compared. The time that all of it takes is told first. Killed or stopped, the
     same command goes on where it was.
     """
-    from umim_core.backbone.devices import default_device, usable_device
     from umim_core.backbone.shape import trained_context
     from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.checkpoint.checkpoint_index import own_place
-    from umim_core.config.form import ModuleForm
-    from umim_core.config.model_base import validated
-    from umim_core.config.recipe import DistillConfig
     from umim_core.store.locking import computing
     from umim_core.text.roles import check_roles
     from umim_core.traffic.prompt_rows import prompt_rows
@@ -71,41 +66,18 @@ def tune(
 
     merging = check_roles(roles)
     target = own_place("tuned", out, Path(logs[0]).stem)
-    every = max(1, steps // _VALIDATIONS)
-    training = validated(
-        DistillConfig,
-        {
-            "max_steps": steps,
-            "max_epochs": 1000,
-            "batch_size": batch_size,
-            "learning_rate": learning_rate,
-            "validate_every": every,
-            "validation_rows": _VALIDATION_ROWS,
-            "patience": _VALIDATIONS,
-            "checkpoint_every": min(every, 10),
-        },
-        "the options",
+    fixed = {**shared.FORM, "rule_rows": spans, "unit_positions": "preserved"}
+    training, form = shared.of_training(
+        context, fixed, steps=steps, apart=steps, rows=8, patience=4
     )
-    form = validated(
-        ModuleForm,
-        {
-            "module_positions": "learned",
-            "residual": "last",
-            "rule_rows": spans,
-            "unit_positions": "preserved",
-            "merge_depth": merge_depth,
-            "adapter_rank": 8,
-        },
-        "the options",
-    )
-    where = default_device() if device is None else usable_device(device)
+    use_gpu = shared.on_gpu(device)
     left = Left()
     requests = list(read_requests(tuple(logs), kind, left))
     rows: list[PromptRow] = []
-    context = trained_context(model)
+    most = trained_context(model)
     for row in prompt_rows(requests, load_tokenizer(model), merging, left):
         # A prompt is answered with REPLY tokens, too.
-        if context is None or len(row.prompt) + max(len(row.reply), REPLY) <= context:
+        if most is None or len(row.prompt) + max(len(row.reply), REPLY) <= most:
             rows.append(row)
         else:
             left.add("request that does not fit the model's context", row.place)
@@ -125,21 +97,15 @@ def tune(
         training=training,
         max_tokens=max_tokens,
         seed=seed,
-        use_gpu=where == "cuda",
+        use_gpu=use_gpu,
     )
     log_lines("umim.progress")
     began = time.monotonic()
     with shared.resumable(), computing():
         compared = tune_checkpoint(rows, options, target.directory)
-    place = target.directory / "checkpoint"
-    name = target.record(place)
-    document = {"checkpoint": str(place), "name": name, **asdict(compared)}
-    document["left_out"] = dict(left.reasons)
-    not_counted = [f"not counted: {line}" for line in left.lines()]
-    lines = [*not_counted, *_lines(compared, time.monotonic() - began)]
-    from umim_core.checkpoint.next_steps import after_making
-
-    emit(document, [*lines, *after_making(place, name, target.directory)], as_json)
+    document = {**asdict(compared), "left_out": dict(left.reasons)}
+    lines = [*left.lines("not counted: "), *_lines(compared, time.monotonic() - began)]
+    shared.emit_checkpoint(target, target.directory / "checkpoint", document, lines, as_json)
 
 
 def _lines(compared: Comparison, seconds: float) -> list[str]:

@@ -83,10 +83,10 @@ class Left:
         self.reasons[reason] += 1
         self.first.setdefault(reason, place)
 
-    def lines(self) -> list[str]:
+    def lines(self, before: str = "") -> list[str]:
         """Return what is told of it, without any of the text."""
         return [
-            f"{count:,} x {reason} (first: {self.first[reason]})"
+            f"{before}{count:,} x {reason} (first: {self.first[reason]})"
             for reason, count in self.reasons.items()
         ]
 
