@@ -42,9 +42,8 @@ from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, w
 from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.roles import Role
 from umim_core.text.rows import read_objects
-from umim_core.text.token_ids import encode
+from umim_core.text.token_ids import encode, spread_rows
 from umim_core.traffic.prompt_rows import PromptRow
-from umim_core.training.objectives import spread_rows
 from umim_core.tuning.tune import ReplyScores, reply_scores
 
 SETS: Final = ("simple_python", "multiple", "parallel", "parallel_multiple")

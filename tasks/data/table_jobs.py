@@ -166,7 +166,7 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
     from umim_core.evaluation.perplexity import perplexity_figures, second_half_perplexity
     from umim_core.evaluation.scoring import AnyScorer, Scorer, method_scorer
     from umim_core.model.umim import UMIM
-    from umim_core.text.token_ids import segment_rows
+    from umim_core.text.token_ids import segment_rows, spread_rows
     from umim_core.text.tokens import iter_token_pieces
 
     checkpoint, backbone = _opened(place)
@@ -174,8 +174,7 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
     ids = np.concatenate([ids for ids, _ in iter_token_pieces(text.source, backbone.tokenizer)])
     length, batch = text.segment_length, place.batch_size
     cut = segment_rows(ids, length)
-    count = min(text.rows, len(cut))
-    rows = [cut[index * len(cut) // count] for index in range(count)]
+    rows = list(cut[spread_rows(len(cut), text.rows)])
     halves: dict[str, float] = {}
     if text.methods:
         scorers: dict[str, AnyScorer] = {
@@ -190,7 +189,7 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
             halves[f"tr_half_{name}"] = scorer.total.cache_reduction or 0.0
     return halves | {
         **evaluate_alignment(rows, merged_model, batch).metrics(),
-        "rows": float(count),
+        "rows": float(len(rows)),
         **perplexity_figures(rows, merged_model, batch),
     }
 

@@ -30,6 +30,7 @@ from umim_core.evaluation.perplexity import perplexity_figures
 from umim_core.evaluation.questions import evaluate_task
 from umim_core.model.umim import UMIM
 from umim_core.store.locking import measuring
+from umim_core.text.token_ids import spread_rows
 from umim_core.throughput.break_even import ThroughputRow, break_even, break_even_markdown
 from umim_core.throughput.throughput import measure_throughput, tokens_needed
 from umim_core.training.token_rows import TokenRows
@@ -90,9 +91,9 @@ def rows_of(
 ) -> list[NDArray[np.int32]]:
     """Return so many rows [L] of a test split, fewer if it has fewer."""
     cut = TokenRows.of_segments(tokens(tokenized, split), segment_length)
-    count = min(count, len(cut))
-    step = len(cut) if segments == "spread" else count
-    return [cut.row(index * step // count) for index in range(count)]
+    first = range(min(count, len(cut)))
+    chosen = spread_rows(len(cut), count) if segments == "spread" else first
+    return [cut.row(index) for index in chosen]
 
 
 @stage(version=2, of_run=_PLACED)

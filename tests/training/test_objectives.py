@@ -30,11 +30,11 @@ from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import spread_rows
 from umim_core.training import objectives
 from umim_core.training.objectives import (
     PreferenceObjective,
     TrainingRow,
-    spread_rows,
     training_row,
 )
 from umim_core.training.token_rows import TokenRows

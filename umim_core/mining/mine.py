@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
@@ -40,7 +38,15 @@ from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.publication import check_absent
 from umim_core.text.sources import Source
 from umim_core.text.token_files import TokenFiles
-from umim_core.text.token_ids import AnyInts, Ids, Ints, flat, ids_digest, segment_borders
+from umim_core.text.token_ids import (
+    AnyInts,
+    Ids,
+    Ints,
+    flat,
+    ids_digest,
+    segment_borders,
+    spread_rows,
+)
 from umim_core.text.tokens import check_known, tokenized_corpus
 
 if TYPE_CHECKING:
@@ -153,11 +159,9 @@ def rules_of(counts: NgramCounts, origin: RuleOrigin, tokens: TokenFiles, offset
     recorded = origin.with_options({"tau": frequent.tau})
     rules, passed = RuleSet.filtered(grams, frequent.support, recorded)
     if options.spans is not None:  # on evenly spread segments of a large corpus
-        whole = len(offsets) - 1
-        segments = min(whole, max(1, _CHOICE_TOKENS // offsets.step))
-        spread = [number * whole // segments for number in range(segments)]
-        ids = np.concatenate([tokens[offsets[i] : offsets[i + 1]] for i in spread])
-        rules = choose_spans(rules, ids, np.arange(segments + 1) * offsets.step, options.spans)
+        spread = spread_rows(len(offsets) - 1, max(1, _CHOICE_TOKENS // offsets.step))
+        segments = [tokens[offsets[i] : offsets[i + 1]] for i in spread]
+        rules = choose_spans(rules, *flat(segments), options.spans)
     return Mined(rules, raw, passed)
 
 

@@ -66,6 +66,12 @@ def segment_rows(ids: AnyInts, length: int) -> Ids:
     return np.asarray(ids[: borders[-1]], dtype=np.int32).reshape(-1, length)
 
 
+def spread_rows(rows: int, limit: int) -> list[int]:
+    """Return at most ``limit`` rows, evenly spread: neighbours come from the same document."""
+    count = min(rows, limit)
+    return [index * rows // count for index in range(count)]
+
+
 def read_ids(ids: Tokens, low: int, high: int) -> Ids:
     """Return ``ids[low:high]`` as a plain, read-only int32 array after checking its range."""
     chunk = np.asarray(ids[low:high])

@@ -23,6 +23,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher, segment_parts
+from umim_core.text.token_ids import spread_rows
 from umim_core.training.loss import BatchLoss, summed_parts
 from umim_core.training.step import DistillModel, anchor
 from umim_core.training.token_rows import TokenRows
@@ -84,12 +85,6 @@ def training_row(
         draw = np.random.default_rng([_STREAM, index])
         states[draw.permutation(before)[PROMPT_STATES:]] = False
     return TrainingRow(ids, cut, states)
-
-
-def spread_rows(rows: int, limit: int) -> list[int]:
-    """Return at most ``limit`` rows, evenly spread: neighbours come from the same document."""
-    count = min(rows, limit)
-    return [index * rows // count for index in range(count)]
 
 
 class Objective(nn.Module, ABC):

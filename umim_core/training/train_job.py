@@ -39,7 +39,8 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json
 from umim_core.store.publication import STATE
 from umim_core.task_sets.spec import QuestionForm, read_questions
-from umim_core.training.objectives import DistillObjective, PreferenceObjective, spread_rows
+from umim_core.text.token_ids import spread_rows
+from umim_core.training.objectives import DistillObjective, PreferenceObjective
 from umim_core.training.optimizer import Strategy
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_loop import planned_items, train

@@ -47,9 +47,9 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.store.publication import STATE, build_once, publish_directory
 from umim_core.text.roles import Role
+from umim_core.text.token_ids import spread_rows
 from umim_core.traffic.prompt_rows import PromptRow
 from umim_core.traffic.report import HELD_OUT
-from umim_core.training.objectives import spread_rows
 from umim_core.training.optimizer import AdamWStrategy
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob, run_job
