@@ -75,11 +75,13 @@ def test_a_request_is_read_as_the_template_writes_it(
 def test_schemas_and_calls_are_texts_where_a_template_knows_no_tools(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    tokenizer.chat_template = PLAIN
-    system = {"role": "system", "content": "Be brief."}
+    tokenizer.chat_template = "{% if 'dev' in messages[0].role %}{{ 1 / 0 }}{% endif %}" + PLAIN
+    system = {"role": "developer", "content": "Be brief."}
     turns = [system, ASK, CALLED, {"role": "tool", "content": "found"}]
     logged = {"messages": turns, "tools": [TOOL], "response": {"choices": [{"message": CALLED}]}}
-    ([row], left) = rows_of(tmp_path, tokenizer, logged, roles=("system",))
+    renamed = {"messages": [system, ASK]}
+    ([row, other], left) = rows_of(tmp_path, tokenizer, logged, renamed, roles=("system",))
+    assert tokenizer.decode(other.prompt).startswith("<system>Be brief.</s>\n<user>")
     assert tokenizer.decode(row.prompt) == (
         f"<system>Be brief.\n{json.dumps(TOOL)}</s>\n<user>Find the array.</s>\n"
         f"<assistant>{SHOWN_CALL}</s>\n<tool>found</s>\n<assistant>"
@@ -106,7 +108,7 @@ FIELDS: tuple[tuple[str | int, ...], ...] = (
         for rest in ((), ("choices",), ("choices", 0), ("choices", 0, "message"))
     ),
     *(("response", "choices", 0, "message", name) for name in ("role", "content", "tool_calls")),
-    *((name,) for name in ("request", "body", "functions", "text")),
+    *((name,) for name in ("request", "body", "functions", "text", "choices", "output")),
 )
 
 
@@ -126,6 +128,11 @@ def test_odd_fields_are_read_or_counted_and_never_told(
                 at = at[name]
             at[path[-1]] = value
             rows.append(row)
+    for value in ODD:
+        call = {"type": "function_call", "call_id": "1", "name": value, "arguments": value}
+        result = {"type": "function_call_output", "call_id": value, "output": value}
+        rows += [{"input": [value, call, result], "instructions": value, "output": [value, call]}]
+        rows += [{"model": "m", "input": value, "response": {"output": value}}]
     (found, left) = rows_of(tmp_path, tokenizer, *rows, roles=("user", "system", "tools", "tool"))
     assert all(len(row.prompt) for row in found)
     places = {row.place for row in found}

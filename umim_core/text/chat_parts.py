@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from umim_core.encodable import encoding_error
 from umim_core.errors import GenerationError, require
 from umim_core.progress import warn_once
-from umim_core.text.roles import USER, Role
+from umim_core.text.roles import MESSAGE_ROLES, USER, Role
 from umim_core.text.template_process import (
     Chat,
     Tools,
@@ -54,12 +54,6 @@ if TYPE_CHECKING:
 
 Place = tuple[int, int]
 _SCHEMA: Final = "{}"  # stands where messages have a role
-# Other names of the roles in templates; what no name is known of counts as a user's.
-_ROLES: Final = {
-    **{"system": "system", "developer": "system", "assistant": "assistant"},
-    **{"tool": "tool", "function": "tool", "ipython": "tool", "tool_response": "tool"},
-    _SCHEMA: "tools",
-}
 _log: Final = logging.getLogger("umim")
 _REWRITTEN: Final = "its template changes what users say"
 _SCHEMAS: Final = "its template does not write tools as tojson does"
@@ -364,7 +358,8 @@ class _Marks:
         return WrittenChat(text, places, end and end[1], unmerged)
 
     def _may_merge(self, role: str) -> bool:
-        return _ROLES.get(role, "user") in self._roles
+        """Return whether a role's contents merge; what no name is known of counts as a user's."""
+        return (MESSAGE_ROLES | {_SCHEMA: "tools"}).get(role, "user") in self._roles
 
 
 class _Same:

@@ -9,6 +9,11 @@ from umim_core.errors import ConfigError, require
 
 Role = Literal["user", "system", "tools", "tool"]
 USER: Final[tuple[Role, ...]] = ("user",)
+# Names of messages' roles in interfaces and templates, the assistant's among them.
+MESSAGE_ROLES: Final[dict[str, Role | Literal["assistant"]]] = {
+    **{"system": "system", "developer": "system", "user": "user", "assistant": "assistant"},
+    **{"tool": "tool", "function": "tool", "ipython": "tool", "tool_response": "tool"},
+}
 
 
 def check_roles(roles: Sequence[str]) -> tuple[Role, ...]:

@@ -151,8 +151,8 @@ def json_rows(file: CorpusFile) -> PlacedRows:
     with file.open_unpacked() as stream:
         with typed_errors(file):
             head = stream.peek(_CHUNK_BYTES)
-        if any(head.startswith(magic) for magic in _HEADS):
-            raise CorpusError(f"{file}: rows must be UTF-8", head[:8], _utf8_remedy(head))
+        if magic := next(filter(head.startswith, _HEADS), None):  # all else may be secret
+            raise CorpusError(f"{file}: rows must be UTF-8", magic, _utf8_remedy(head))
         if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             for number, row in enumerate(_array(file, stream), 1):
                 yield f"{file}: item {number}", row

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from umim_core.errors import GenerationError
 from umim_core.rules.matcher import Parts
 from umim_core.text.chat_parts import encode_parts, write_chat
-from umim_core.text.roles import Role
+from umim_core.text.roles import MESSAGE_ROLES, Role
 from umim_core.text.template_process import render_chat
 from umim_core.text.token_ids import encode
 from umim_core.traffic.requests import Left, Message, Request, dumped
@@ -73,17 +73,27 @@ def _either(
     roles: Sequence[Role],
     left: Left,
 ) -> _Written:
-    """Write a chat with its tools, or with their texts where the template knows none."""
-    try:
-        return _written(messages, request.answer, request.tools, tokenizer, roles)
-    except GenerationError:
-        plain = _without_tools(messages, request.tools)
-        answer = None if request.answer is None else _without_tools([request.answer], None)[0]
-        if (plain, answer) == (messages, request.answer):
-            raise
-        written = _written(plain, answer, None, tokenizer, roles)
-    left.add(_NO_TOOLS, request.place)
-    return written
+    """Write a chat as it is, with common names of its roles, or with its tools as texts.
+
+    A template that knows no developer or no tools refuses these, or drops them.
+    """
+    answer = request.answer
+    named = [{**message, "role": MESSAGE_ROLES[message["role"]]} for message in messages]
+    plain = _without_tools(named, request.tools), answer and _without_tools([answer], None)[0]
+    forms = [(messages, answer, request.tools), (named, answer, request.tools), (*plain, None)]
+    refused: list[GenerationError] = []
+    for number, form in enumerate(forms):
+        if form in forms[:number]:
+            continue
+        try:
+            written = _written(*form, tokenizer, roles)
+        except GenerationError as error:
+            refused.append(error)
+            continue
+        if number == len(forms) - 1:
+            left.add(_NO_TOOLS, request.place)
+        return written
+    raise refused[0]
 
 
 def _written(

@@ -1,9 +1,11 @@
 """Requests as people log them: who wrote which text of a prompt, and what kind of text it is.
 
-A file is JSON Lines or a JSON array of requests in the form of OpenAI's interface, or plain text::
+A file is JSON Lines or a JSON array of requests in the forms of OpenAI's interfaces, or plain
+text; what is wrapped may be JSON in a string::
 
     {"messages": [{"role": "system", "content": "..."}, ...], "tools": [...]}
     {"request" or "body": {"messages": ...}, "response": {"choices": [{"message": ...}]}}
+    {"instructions": "...", "input": [{"role": "user", ...}, ...], "response": {"output": [...]}}
 
 A row without messages is one text: its field ``text``, a tool's schema, or the row itself, as a
 tool would return it. A text file is one text. The pieces of a request stand in the order in which
@@ -21,24 +23,20 @@ from typing import Any, Final, Literal
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError, require
 from umim_core.text.files import CorpusFile, SourceKind, expand, kind_of
+from umim_core.text.roles import MESSAGE_ROLES
+from umim_core.text.roles import Role as MergedRole
 from umim_core.text.rows import decoded, json_rows
 
-Role = Literal["tools", "system", "user", "tool", "assistant", "text"]
+Role = MergedRole | Literal["assistant", "text"]
 Content = Literal["json", "code", "prose"]
 Message = dict[str, Any]
-ROLES: Final[dict[str, Role]] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "tool": "tool",
-    "function": "tool",
-    "assistant": "assistant",
-}
 _CODE: Final = frozenset(
     {".c", ".cc", ".cpp", ".cs", ".css", ".go", ".h", ".html", ".java", ".js", ".kt", ".php"}
     | {".py", ".rb", ".rs", ".scala", ".sh", ".sql", ".swift", ".toml", ".ts", ".xml", ".yaml"}
 )
 _WRAPPED: Final = ("request", "body")  # fields of a log that hold a request
+_OF_ITEMS: Final = {"role", "call_id"}  # fields that tell items of a request from other data
+_ANSWERS: Final = ("choices", "output")  # fields of a response, in chats and in the newer form
 
 
 @dataclass(frozen=True)
@@ -111,14 +109,11 @@ def read_requests(names: tuple[str, ...], kind: SourceKind | None, left: Left) -
             yield from _text_file(file, left)
             continue
         empty = True
-        try:
-            for place, row in json_rows(file):
-                empty = False
-                request = _request(row, place, left)
-                if request is not None:
-                    yield request
-        except CorpusError as error:  # its value may be text
-            raise CorpusError(error.rule, "text that is not shown", error.remedy) from None
+        for place, row in json_rows(file):
+            empty = False
+            request = _request(row, place, left)
+            if request is not None:
+                yield request
         if empty:
             left.add("file without rows", str(file))
 
@@ -138,31 +133,35 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     if not isinstance(row, dict):
         left.add("row that is no JSON object", place)
         return None
-    bodies = [row, *(row[name] for name in _WRAPPED if isinstance(row.get(name), dict))]
-    body = next((body for body in bodies if body.get("messages") is not None), None)
+    wrapped = [row.get(name) for name in _WRAPPED]
+    chats = (_chat(body, place, left) for body in [row, *filter(None, map(_object, wrapped))])
+    body = next(filter(None, chats), None)
     if body is None:
-        text, role = _lone_text(bodies)
+        text, role = _lone_text([row, *(x for x in wrapped if isinstance(x, dict))])
+        if role == "text":
+            _answers(row, place, left)
         pieces = _pieces(role, text, place, left)
         return Request(place, place, tuple(pieces)) if pieces else None
     prompt: list[Piece] = []
     tools: list[Message] = []
-    for tool in _listed(body, "tools" if body.get("tools") else "functions", place, left):
+    for tool in (x for name in ("tools", "functions") for x in _listed(body, name, place, left)):
         pieces = _pieces("tools", dumped(tool), place, left) if isinstance(tool, dict) else []
         if pieces:
             prompt += pieces
             tools.append(tool)
         elif not isinstance(tool, dict):
             left.add("tool that is no JSON object", place)
-    read = [_message(message, place, left) for message in _listed(body, "messages", place, left)]
-    answers = [_message(answer, place, left) for answer in _answers(row, place, left)]
-    chat = [message for message in read if message is not None]
+    chat = _messages(_listed(body, "messages", place, left), place, left)
+    answers = _messages(_answers(row, place, left), place, left)
     if not answers and chat and chat[-1][0]["role"] == "assistant":
         answers.append(chat.pop())
+    for _ in answers[1:]:
+        left.add("reply beside the first one", place)
     prompt += [piece for _, pieces in chat for piece in pieces]
     if not any(pieces for _, pieces in chat):
         left.add("request without text", place)
         return None
-    answer, reply = next((found for found in answers if found is not None), (None, []))
+    answer, reply = answers[0] if answers else (None, [])
     begin = "".join(piece.text for piece in prompt if piece.role in ("system", "tools"))
     messages = [message for message, _ in chat]
     said = next((message["content"] for message in messages if message["role"] == "user"), "")
@@ -172,11 +171,48 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     )
 
 
+def _chat(body: Message, place: str, left: Left) -> Message | None:
+    """Return a request in the form of chats, of the newer interface, too; None of another row."""
+    if body.get("messages") is not None:
+        return body
+    items = body.get("input")
+    if isinstance(items, str) and "model" in body:
+        items = [{"role": "user", "content": items}]
+    listed = items if isinstance(items, list) else []
+    if not any(isinstance(item, dict) and item.keys() & _OF_ITEMS for item in listed):
+        return None
+    system = body.get("instructions")
+    begin = [] if system is None else [{"role": "system", "content": system}]
+    return {**body, "messages": [*begin, *_of_items(listed, place, left)]}
+
+
+def _of_items(items: list[Any], place: str, left: Left) -> list[Message]:
+    """Return items of the newer interface as messages; calls belong to the reply before them."""
+    messages: list[Message] = []
+    for item in items:
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if kind == "message":
+            messages.append(item)
+        elif kind == "function_call":
+            function = {name: item[name] for name in ("name", "arguments") if name in item}
+            if not messages or messages[-1].get("role") != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            calls = messages[-1].get("tool_calls", [])
+            messages[-1] = {**messages[-1], "tool_calls": [*calls, {"function": function}]}
+        elif kind == "function_call_output":
+            messages.append({"role": "tool", "content": item.get("output")})
+        else:
+            left.add("item that is no message, call or result", place)
+    return messages
+
+
 def _lone_text(bodies: Sequence[Mapping[str, Any]]) -> tuple[object, Role]:
     for body in bodies:
         for name in ("text", "prompt", "content"):
             if isinstance(body.get(name), str):
                 return body[name], "text"
+        if "model" in body and ("prompt" in body or "input" in body):  # ids, or several texts
+            return None, "text"
     row = bodies[0]
     is_schema = "parameters" in row or isinstance(row.get("function"), dict)
     return dumped(row), "tools" if is_schema else "tool"
@@ -193,36 +229,39 @@ def _listed(body: Mapping[str, Any], name: str, place: str, left: Left) -> list[
     return []
 
 
-def _answers(row: Mapping[str, Any], place: str, left: Left) -> list[Message]:
-    """Return the message that answers a request, where the log holds it as the interface does."""
-    response = row.get("response")
-    if response is None:
-        return []
-    if isinstance(response, dict) and isinstance(response.get("body"), dict):
-        response = response["body"]
-    choices = response.get("choices") if isinstance(response, dict) else None
-    first, *others = choices if isinstance(choices, list) and choices else [None]
-    message = first.get("message") if isinstance(first, dict) else None
-    if not isinstance(message, dict):
+def _answers(row: Message, place: str, left: Left) -> list[Message]:
+    """Return the messages that answer a request, where the log holds them as the interface does."""
+    inline = any(name in row for name in _ANSWERS)
+    answered = inline or row.get("response") is not None
+    response = _object(row if inline else row.get("response")) or {}
+    response = _object(response.get("body")) or response
+    choices, items = (x if isinstance(x, list) else [] for x in map(response.get, _ANSWERS))
+    messages = [choice.get("message") for choice in choices if isinstance(choice, dict)]
+    answers = [{**x, "role": "assistant"} for x in messages if isinstance(x, dict)]
+    answers += [x for x in _of_items(items, place, left) if x.get("role") == "assistant"]
+    if answered and not answers:
         left.add("response without a message", place)
-        return []
-    for _ in others:
-        left.add("reply beside the first one", place)
-    return [{**message, "role": "assistant"}]
+    return answers
+
+
+def _messages(
+    messages: Sequence[object], place: str, left: Left
+) -> list[tuple[Message, list[Piece]]]:
+    return [read for one in messages if (read := _message(one, place, left)) is not None]
 
 
 def _message(message: object, place: str, left: Left) -> tuple[Message, list[Piece]] | None:
     """Return a message as templates take it, a text and calls with objects, and its pieces."""
     role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(message, dict) or not isinstance(role, str) or role not in ROLES:
+    if not isinstance(message, dict) or not isinstance(role, str) or role not in MESSAGE_ROLES:
         left.add("message of an unknown role", place)
         return None
-    content = message.get("content")
-    pieces: list[Piece] = []
+    content, pieces = message.get("content"), list[Piece]()
+    if content is None:
+        content = message.get("refusal") or []
     for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, dict) else part
-        if text is not None or isinstance(part, dict):
-            pieces += _pieces(ROLES[role], text, place, left)
+        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
+        pieces += _pieces(MESSAGE_ROLES[role], text, place, left)
     read: Message = {name: x for name, x in message.items() if isinstance(x, str)}
     read.pop("tool_calls", None)
     read["content"] = "".join(piece.text for piece in pieces)
@@ -244,9 +283,8 @@ def _message(message: object, place: str, left: Left) -> tuple[Message, list[Pie
 
 def _with_object(function: Message) -> Message:
     """Return a call whose arguments are an object: templates write them as JSON."""
-    arguments = function.get("arguments")
-    value = _parsed(arguments) if isinstance(arguments, str) else None
-    return {**function, "arguments": value} if isinstance(value, dict) else function
+    value = _object(function.get("arguments"))
+    return function if value is None else {**function, "arguments": value}
 
 
 def _pieces(role: Role, text: object, place: str, left: Left) -> list[Piece]:
@@ -265,6 +303,12 @@ def dumped(value: object) -> str | None:
         return json.dumps(value, ensure_ascii=False)
     except RecursionError:
         return None
+
+
+def _object(value: object) -> Message | None:
+    """Return an object, perhaps one that is JSON in a string; None of what is none."""
+    value = _parsed(value) if isinstance(value, str) else value
+    return value if isinstance(value, dict) else None
 
 
 def _parsed(text: str) -> object:
