@@ -36,12 +36,11 @@ from tasks.data.counting_tables import (
 )
 from umim_core.errors import ClusterError
 from umim_core.mining.counting import (
-    NO_DOCUMENTS,
     NO_KEYS,
+    DocumentCounter,
     OrderCounter,
-    Recount,
+    document_ranges,
     excluded_mask,
-    recount_ranges,
     segment_ranges,
 )
 from umim_core.mining.hashing import PartitionedCounts, rank_indexes, sort_pairs
@@ -139,12 +138,9 @@ def _collect(dataset: ray.data.Dataset, blocks: int) -> tuple[np.ndarray, np.nda
     return sort_pairs(np.concatenate(keys), np.concatenate(support))
 
 
-def _added(
-    tables: Iterable[pa.Table], sizes: dict[int, int], spread: dict[int, int], ranges: int
-) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+def _added(tables: Iterable[pa.Table], sizes: dict[int, int], ranges: int) -> dict[int, np.ndarray]:
     """Add up the counts of all ranges, once each is accounted for."""
-    support = {n: np.zeros(size, np.int64) for n, size in sizes.items()}
-    documents = {n: np.zeros(spread.get(n, 0), np.int64) for n in sizes}
+    documents = {n: np.zeros(size, np.int64) for n, size in sizes.items()}
     left = {(n, number) for n in sizes for number in range(ranges)}
     for rows in tables:
         for row in range(rows.num_rows):
@@ -154,12 +150,11 @@ def _added(
                     rule = f"each of {ranges} ranges must be counted once"
                     raise ClusterError(rule, f"range {number} of {order}-grams, not awaited", AGAIN)
                 left.remove((order, number))
-            support[order] += unpacked(rows, "support", row)
             documents[order] += unpacked(rows, "documents", row)
     if left:
         wanted = ranges * len(sizes)
         raise ClusterError(f"{wanted} partial counts must come back", wanted - len(left), AGAIN)
-    return support, documents
+    return documents
 
 
 @dataclass(frozen=True)
@@ -201,22 +196,20 @@ class ClusterCounter:
             counts.keys[order], counts.support[order] = counted
         return counts
 
-    def recount(
-        self, keys: dict[int, np.ndarray], document_ends: np.ndarray | None
-    ) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-        """Count given n-grams, and their documents where ends are given, without a shuffle.
+    def documents_of(self, keys: dict[int, np.ndarray], ends: np.ndarray) -> dict[int, np.ndarray]:
+        """Count the documents, which end at ``ends`` [D], of given n-grams, without a shuffle.
 
         Args:
             keys: Sorted packed keys [R_n] per order.
-            document_ends: End positions of all documents [D], or None.
+            ends: End positions of all documents [D].
 
         Returns:
-            Support and documents [R_n] per order; documents are empty where they are not counted.
+            Documents [R_n] per order.
         """
         prepare_ray_data()
         total = int(self.corpus.offsets[-1])
-        ranges = recount_ranges(total, document_ends, cluster_cpus())
-        reference, tables = ray.put(self.corpus), ray.put((keys, document_ends))
+        ranges = document_ranges(total, ends, cluster_cpus())
+        reference, tables = ray.put(self.corpus), ray.put((keys, ends))
         self._tell(0, "documents")
 
         def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
@@ -224,24 +217,17 @@ class ClusterCounter:
             wanted, ends = ray.get(tables)
             numbered = zip(batch["range"], batch["low"], batch["high"], strict=True)
             for number, low, high in numbered:
-                recount = Recount(wanted, count_documents=ends is not None)
-                ends_or_none = NO_DOCUMENTS if ends is None else ends
-                recount.add(opened.open(), opened.offsets, int(low), int(high), ends_or_none)
-                for order in wanted:
-                    yield packed_row(
-                        {"order": order},
-                        ranges=np.array([number], np.int64),
-                        support=recount.support[order],
-                        documents=recount.documents[order],
-                    )
+                counter = DocumentCounter(wanted)
+                counter.add(opened.open(), opened.offsets, ends, int(low), int(high))
+                for order, documents in counter.documents.items():
+                    numbers = np.array([number], np.int64)
+                    yield packed_row({"order": order}, ranges=numbers, documents=documents)
 
         dataset = ray.data.from_items(
             [{"range": number, "low": a, "high": b} for number, (a, b) in enumerate(ranges)],
             override_num_blocks=max(1, len(ranges)),
         ).map_batches(local, batch_size=None, max_retries=TASK_RESTARTS)
-        sizes = {n: len(keys[n]) for n in keys}
-        spread = sizes if document_ends is not None else {}
-        added = _added(result_tables(dataset), sizes, spread, len(ranges))
+        added = _added(result_tables(dataset), {n: len(keys[n]) for n in keys}, len(ranges))
         self._tell(total, "documents")
         return added
 

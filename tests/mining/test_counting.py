@@ -1,8 +1,7 @@
-"""Counting in one process against collections.Counter: n-grams, given n-grams, documents."""
+"""Counting in one process against collections.Counter: n-grams, and their documents."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +24,13 @@ from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import CorpusError
 from umim_core.mining import counting
 from umim_core.mining.counting import (
+    DocumentCounter,
     LocalCounter,
     OrderCounter,
-    Recount,
     count_ngrams,
+    document_ranges,
     excluded_mask,
     find_ngrams,
-    recount_ranges,
 )
 from umim_core.mining.hashing import rank_indexes
 from umim_core.rules.grams import NgramCounts, select
@@ -104,23 +103,7 @@ def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Gen
         assert support.tolist() == want.support[order].tolist()
 
 
-# Given n-grams and documents
-
-
-def starting_in(
-    segments: Segments, low: int, high: int, longest: int
-) -> dict[tuple[int, ...], int]:
-    """Count the grams that start in a range of tokens, one position after the other."""
-    found: dict[tuple[int, ...], int] = {}
-    begin = 0
-    for segment in segments:
-        for start in range(len(segment)):
-            for n in range(2, longest + 1):
-                if low <= begin + start < high and start + n <= len(segment):
-                    gram = tuple(segment[start : start + n])
-                    found[gram] = found.get(gram, 0) + 1
-        begin += len(segment)
-    return found
+# Documents
 
 
 @given(
@@ -131,7 +114,7 @@ def starting_in(
     longest=LENGTHS,
     data=st.data(),
 )
-def test_a_recount_of_ranges_equals_the_oracle(
+def test_documents_by_ranges_equal_the_oracle(
     segments: Segments,
     like: Segments,
     chunk: int,
@@ -145,17 +128,10 @@ def test_a_recount_of_ranges_equals_the_oracle(
     ends = np.array([*inner, ids.size], dtype=np.int64)  # some documents are empty
     documents = {n: 0 for n in grams.orders}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "_RECOUNT_TOKENS", chunk)
-        for low, high in pairwise([0, *inner, ids.size]):
-            one = Recount(grams.keys)
-            one.add(ids, offsets, low, high)
-            want = starting_in(segments, low, high, longest)
-            got = by_gram(grams, one.support)
-            assert got == {gram: want.get(gram, 0) for gram in got}
-            assert all(one.documents[n].size == 0 for n in grams.orders)
-        for low, high in recount_ranges(ids.size, ends, parts) or [(0, 0)]:
-            one = Recount(grams.keys, count_documents=True)
-            one.add(ids, offsets, low, high, ends)
+        patch.setattr(counting, "_DOCUMENTS_TOKENS", chunk)
+        for bounds in document_ranges(ids.size, ends, parts) or [(0, 0)]:
+            one = DocumentCounter(grams.keys)
+            one.add(ids, offsets, ends, *bounds)
             documents = {n: documents[n] + one.documents[n] for n in grams.orders}
     want = document_oracle(segments, ends.tolist(), longest)
     got = by_gram(grams, documents)
@@ -209,18 +185,17 @@ def test_arrays_maps_and_token_files_give_the_same(
         for ids in (mapped, files):
             counts = count_ngrams(ids, offsets, 2, threads=threads)
             assert as_dict(counts) == want
-            recount = LocalCounter(ids, offsets, threads=threads).recount
-            support, found = recount(counts.keys, files.document_ends())
-            assert by_gram(counts, support) == want
+            counter = LocalCounter(ids, offsets, threads=threads)
+            found = counter.documents_of(counts.keys, files.document_ends())
             assert by_gram(counts, found) == {gram: documents[gram] for gram in want}
 
 
 # Refusals
 
 
-def recounted(ids: np.ndarray) -> object:
-    keys = count_ngrams(*flat([[1, 2]]), 1).keys
-    return LocalCounter(ids, np.array([0, ids.size]), threads=2).recount(keys, None)
+def counted_documents(ids: np.ndarray) -> object:
+    keys, borders = count_ngrams(*flat([[1, 2]]), 1).keys, np.array([0, ids.size])
+    return LocalCounter(ids, borders, threads=2).documents_of(keys, borders[1:])
 
 
 def counted(ids: object, offsets: object = None, **options: object) -> NgramCounts:
@@ -244,7 +219,7 @@ REFUSED = {
         lambda: counted(LATE, range(0, 1001, 10), threads=3),
         "got 262144 at position 990",
     ),
-    "recount": (lambda: recounted(np.array([1, 1 << 18, 2])), r"0\.\.262143"),
+    "documents": (lambda: counted_documents(np.array([1, 1 << 18, 2])), r"0\.\.262143"),
     **{
         f"borders {offsets}": (
             lambda offsets=offsets: counted([1, 2, 3], offsets),

@@ -168,9 +168,7 @@ class InProcess(ClusterCounter):
             counts.keys[order], counts.support[order] = found
         return counts
 
-    def recount(
-        self, keys: dict[int, np.ndarray], document_ends: np.ndarray | None
-    ) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-        """Count given n-grams."""
+    def documents_of(self, keys: dict[int, np.ndarray], ends: np.ndarray) -> dict[int, np.ndarray]:
+        """Count the documents of given n-grams."""
         corpus = replace(self.corpus, tokens=self.corpus.open())
-        return LocalCounter(corpus.tokens, corpus.offsets, threads=1).recount(keys, document_ends)
+        return LocalCounter(corpus.tokens, corpus.offsets, threads=1).documents_of(keys, ends)

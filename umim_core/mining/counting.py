@@ -17,7 +17,8 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import islice, pairwise, repeat
 from typing import Final, Protocol
 
@@ -53,8 +54,7 @@ BYTES_PER_PLACE: Final = 12
 CHUNKS_PER_THREAD: Final = 2  # so that a thread that is done early finds another one
 _INSERT_TASKS: Final = 8
 NO_KEYS: Final = np.zeros(0, dtype=np.int64)
-NO_DOCUMENTS: Final = np.zeros(0, dtype=np.int64)
-_RECOUNT_TOKENS: Final = 1 << 20
+_DOCUMENTS_TOKENS: Final = 1 << 20
 _DENSE: Final = 3  # tokens of grams up to which most positions of a text are frequent
 Places = dict[int, tuple[int, NDArray[np.int32], Ints]]
 """Frequent grams of chunks by their first token: the order, positions [P] and ranks [P]."""
@@ -221,14 +221,7 @@ def segment_ranges(
         low = high
 
 
-# Given n-grams
-
-
-@numba.njit(cache=True, nogil=True)
-def _occurrences(ranks: Ints, stop: int, support: Ints) -> None:
-    for position in range(stop):
-        if ranks[position] >= 0:
-            support[ranks[position]] += 1
+# Documents of given n-grams
 
 
 @numba.njit(cache=True, nogil=True)
@@ -246,63 +239,41 @@ def _documents(
             documents[rank] += 1
 
 
-class Recount:
-    """Count given n-grams by sorted packed keys [R_n] per order, as in ``NgramCounts``.
+class DocumentCounter:
+    """Count documents of given n-grams by sorted packed keys [R_n] per order, as ``NgramCounts``.
 
-    The prefix of every n-gram must be among those of order n - 1. Documents take 24 bytes per
-    n-gram instead of 8. ``indexes`` are ``rank_index`` of the keys per order, shared by those that
-    count the same keys; None builds them.
+    The prefix of every n-gram must be among those of order n - 1. An n-gram takes 16 bytes.
+    ``indexes`` are ``rank_index`` of the keys per order, shared by those that count the same keys;
+    None builds them.
 
     Attributes:
-        support: Occurrences [R_n] per order so far.
-        documents: Documents [R_n] per order so far; empty where they are not counted.
+        documents: Documents [R_n] per order so far.
     """
 
-    def __init__(
-        self,
-        keys: Mapping[int, Ints],
-        *,
-        count_documents: bool = False,
-        indexes: Mapping[int, Ints] | None = None,
-    ) -> None:
+    def __init__(self, keys: Mapping[int, Ints], indexes: Mapping[int, Ints] | None = None) -> None:
         self._indexes = {n: rank_index(keys[n]) for n in keys} if indexes is None else indexes
         self._none = np.zeros(1 << 18, dtype=np.bool_)
-        self._counts_documents = count_documents
-        self.support = {n: np.zeros(len(keys[n]), dtype=np.int64) for n in keys}
-        sizes = {n: len(keys[n]) if count_documents else 0 for n in keys}
-        self.documents = {n: np.zeros(sizes[n], dtype=np.int64) for n in keys}
-        self._last_seen = {n: np.full(sizes[n], -1, dtype=np.int64) for n in keys}
+        self.documents = {n: np.zeros(len(keys[n]), dtype=np.int64) for n in keys}
+        self._last_seen = {n: np.full(len(keys[n]), -1, dtype=np.int64) for n in keys}
 
-    def add(
-        self,
-        ids: Tokens,
-        offsets: Offsets,
-        low: int = 0,
-        high: int | None = None,
-        document_ends: Ints = NO_DOCUMENTS,
-    ) -> None:
+    def add(self, ids: Tokens, offsets: Offsets, ends: Ints, low: int, high: int) -> None:
         """Count the n-grams that start at tokens ``low`` .. ``high - 1`` of a corpus [T].
 
-        Without ``high`` they are counted to its end. When documents are counted, ``low`` is the
-        border of one, and their ``document_ends`` [D] are needed.
+        ``low`` is the border of a document; all end at ``ends`` [D].
         """
-        total = int(offsets[-1])
-        end = total if high is None else min(high, total)
-        tail = max(self.support) - 1
-        ranks = np.empty(_RECOUNT_TOKENS + tail, dtype=np.int64)
-        for start in range(low, end, _RECOUNT_TOKENS):
-            stop = min(start + _RECOUNT_TOKENS, end)
+        total, tail = int(offsets[-1]), max(self.documents) - 1
+        ranks = np.empty(_DOCUMENTS_TOKENS + tail, dtype=np.int64)
+        for start in range(low, high, _DOCUMENTS_TOKENS):
+            stop = min(start + _DOCUMENTS_TOKENS, high)
             chunk = read_ids(ids, start, min(stop + tail, total))
             borders = _borders(offsets, start, start + chunk.size)
             part = ranks[: chunk.size]
             gram_ranks(chunk, borders, 1, self._none, self._indexes, part)
-            document = int(np.searchsorted(document_ends, start, side="right"))
-            for n in self.support:
+            document = int(np.searchsorted(ends, start, side="right"))
+            for n, documents in self.documents.items():
                 next_ranks(chunk, borders, n, self._indexes[n], part)
-                _occurrences(part, stop - start, self.support[n])
-                if self._counts_documents:
-                    seen, counted = self._last_seen[n], self.documents[n]
-                    _documents(part, stop - start, start, document_ends, document, seen, counted)
+                last_seen = self._last_seen[n]
+                _documents(part, stop - start, start, ends, document, last_seen, documents)
 
 
 def _borders(offsets: Offsets, low: int, high: int) -> Ints:
@@ -320,10 +291,8 @@ class Counter(Protocol):
     def count(self, tau: int) -> NgramCounts:
         """Count everything that occurs at least ``tau`` times."""
 
-    def recount(
-        self, keys: dict[int, Ints], document_ends: Ints | None
-    ) -> tuple[dict[int, Ints], dict[int, Ints]]:
-        """Count given n-grams, and their documents where ends are given."""
+    def documents_of(self, keys: dict[int, Ints], ends: Ints) -> dict[int, Ints]:
+        """Count the documents, which end at ``ends`` [D], of given n-grams."""
 
 
 @dataclass(frozen=True)
@@ -344,53 +313,37 @@ class LocalCounter:
             self.ids, self.offsets, tau, self.excluded, longest=self.longest, threads=self.threads
         )
 
-    def recount(
-        self, keys: dict[int, Ints], document_ends: Ints | None
-    ) -> tuple[dict[int, Ints], dict[int, Ints]]:
+    def documents_of(self, keys: dict[int, Ints], ends: Ints) -> dict[int, Ints]:
         threads = thread_count(self.threads)
-        total = int(self.offsets[-1])
-        ranges = recount_ranges(total, document_ends, threads) or [(0, 0)]
         # Each range has its own counts; the indexes, larger than those, are only read.
         indexes = {n: rank_index(keys[n]) for n in keys}
-        recounts = [
-            Recount(keys, count_documents=document_ends is not None, indexes=indexes)
-            for _ in ranges
-        ]
-        ends = NO_DOCUMENTS if document_ends is None else document_ends
+
+        def counted(bounds: tuple[int, int]) -> dict[int, Ints]:
+            counter = DocumentCounter(keys, indexes)
+            counter.add(self.ids, self.offsets, ends, *bounds)
+            return counter.documents
+
+        ranges = document_ranges(int(self.offsets[-1]), ends, threads) or [(0, 0)]
         with ThreadPoolExecutor(threads) as pool:
-            jobs = [
-                pool.submit(recount.add, self.ids, self.offsets, low, high, ends)
-                for recount, (low, high) in zip(recounts, ranges, strict=True)
-            ]
-            for job in jobs:
-                job.result()
-        summed = recounts[0]
-        for part in recounts[1:]:
-            for n in keys:
-                np.add(summed.support[n], part.support[n], out=summed.support[n])
-                np.add(summed.documents[n], part.documents[n], out=summed.documents[n])
-        return summed.support, summed.documents
+            parts = list(pool.map(counted, ranges))
+        return {n: reduce(np.add, (part[n] for part in parts)) for n in keys}
 
 
-def recount_ranges(total: int, document_ends: Ints | None, parts: int) -> list[tuple[int, int]]:
-    """Cut tokens into at most so many ranges of about equal size, at document borders if given."""
+def document_ranges(total: int, ends: Ints, parts: int) -> list[tuple[int, int]]:
+    """Cut tokens into at most so many ranges of about equal size, at ends of documents."""
     cuts = np.arange(parts + 1, dtype=np.int64) * total // parts
-    if document_ends is not None:
-        at = np.searchsorted(document_ends, cuts[1:-1])
-        inner = document_ends[np.minimum(at, len(document_ends) - 1)]
-        cuts = np.unique(np.concatenate([cuts[:1], np.minimum(inner, total), cuts[-1:]]))
+    at = np.searchsorted(ends, cuts[1:-1])
+    inner = ends[np.minimum(at, len(ends) - 1)]
+    cuts = np.unique(np.concatenate([cuts[:1], np.minimum(inner, total), cuts[-1:]]))
     return [(int(low), int(high)) for low, high in pairwise(cuts) if low < high]
 
 
-def find_ngrams(
-    options: RuleOptions, counter: Counter, document_ends: Ints | None = None
-) -> NgramCounts:
+def find_ngrams(options: RuleOptions, counter: Counter, ends: Ints = NO_KEYS) -> NgramCounts:
     """Find the n-grams that occur at least ``tau`` times.
 
-    Documents end at ``document_ends`` [D], which is needed where the options count them.
+    Documents end at ``ends`` [D], which are needed where the options count them.
     """
-    if not options.count_documents:
-        return counter.count(options.tau)
     counts = counter.count(options.tau)
-    _, documents = counter.recount(counts.keys, document_ends)
-    return NgramCounts(counts.keys, counts.support, counts.tau, documents)
+    if not options.count_documents:
+        return counts
+    return replace(counts, documents=counter.documents_of(counts.keys, ends))

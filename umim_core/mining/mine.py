@@ -23,6 +23,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import ConfigError, CorpusError, RuleSetError, require
 from umim_core.mining.counting import (
+    NO_KEYS,
     Counter,
     LocalCounter,
     count_ngrams,
@@ -136,9 +137,8 @@ def count(
     """
     _check_documents(tokens, options)
     check_memory(tokens, offsets, options, excluded, threads=threads, at_a_time=at_a_time)
-    return find_ngrams(
-        options, counter, tokens.document_ends() if options.count_documents else None
-    )
+    ends = tokens.document_ends() if options.count_documents else NO_KEYS
+    return find_ngrams(options, counter, ends)
 
 
 def rules_of(counts: NgramCounts, origin: RuleOrigin, tokens: TokenFiles, offsets: range) -> Mined:

@@ -136,8 +136,8 @@ def mining_memory(
     tables = table_bytes(shares.distinct * block) + shorter + _COPIES * BYTES_PER_PAIR * frequent
     working = float(threads * CHUNKS_PER_THREAD * CHUNK_TOKENS * _BUFFER_BYTES)
     memory = working + tables
-    if options.count_documents:  # a pass that counts given n-grams into three vectors a thread
+    if options.count_documents:  # a pass that counts documents into two vectors a thread
         grams = len(orders) * frequent
-        recounted = index_bytes(grams) + BYTES_PER_PAIR * grams + _COUNT_BYTES * grams * 3 * threads
-        memory = max(memory, working + recounted)
+        vectors = 2 * threads * _COUNT_BYTES * grams
+        memory = max(memory, working + index_bytes(grams) + BYTES_PER_PAIR * grams + vectors)
     return memory

@@ -213,9 +213,9 @@ def test_a_torn_order_is_counted_again(
     assert "order-2 is built again" in caplog.text
 
 
-@pytest.mark.full  # the quick recount is that of the library: test_recount.py
+@pytest.mark.full  # the quick count is that of the library: test_counting.py
 @pytest.mark.parametrize("kind", ["shards", "array"])
-def test_given_ngrams_and_their_documents_are_counted_exactly(
+def test_the_documents_of_given_ngrams_are_counted_exactly(
     corpus: TinyCorpus, two_cores: None, kind: str
 ) -> None:
     offsets = segment_borders(len(corpus.ids), LENGTH)
@@ -223,26 +223,24 @@ def test_given_ngrams_and_their_documents_are_counted_exactly(
     counts = count_ngrams(ids, offsets, 2, excluded=(0,))
     tokens = corpus.tokenized.path / "train" if kind == "shards" else ids
     counter = ClusterCounter(Corpus(tokens, offsets))
-    support, documents = counter.recount(counts.keys, corpus.ends)
-    grams, spread = corpus.grams(), corpus.documents()
+    documents, spread = counter.documents_of(counts.keys, corpus.ends), corpus.documents()
     for n in ORDERS:
         rows = [tuple(row) for row in counts.ids(n).tolist()]
-        assert support[n].tolist() == [grams[n][row] for row in rows]
         assert documents[n].tolist() == [spread[n][row] for row in rows]
 
 
 @pytest.mark.full  # the quick error of a worker is that of a broken file: test_tokenizing.py
-@pytest.mark.parametrize("recount", [False, True])
+@pytest.mark.parametrize("documents", [False, True])
 def test_the_typed_error_of_a_worker_reaches_the_caller(
-    corpus: TinyCorpus, two_cores: None, recount: bool, capfd: pytest.CaptureFixture[str]
+    corpus: TinyCorpus, two_cores: None, documents: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ids = corpus.ids[:6000].copy()
     ids[4321] = -3
     broken = Corpus(ids, range(0, 300 * LENGTH + 1, LENGTH))
     keys = {n: np.zeros(0, np.int64) for n in ORDERS}
     with pytest.raises(CorpusError) as caught:
-        if recount:
-            ClusterCounter(broken).recount(keys, None)
+        if documents:
+            ClusterCounter(broken).documents_of(keys, np.array([300 * LENGTH]))
         else:
             ClusterCounter(broken, block_tokens=1000).count(TAU)
     assert type(caught.value) is CorpusError
