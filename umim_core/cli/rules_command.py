@@ -44,10 +44,11 @@ def rules(
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a rule set holds and how far it shortens held-out text."""
-    from umim_core.rules.inspection import collision_rate, decode_rule, top_rules, visible
+    from umim_core.rules.inspection import collision_rate, top_rules, visible
     from umim_core.rules.leaks import scan_rules
     from umim_core.rules.ruleset import RuleSet
     from umim_core.text.sources import Reading, sources_of
+    from umim_core.text.token_ids import decode
 
     if tokenizer is None and (shipped := embedded_path(directory, "checkpoint")) is not None:
         tokenizer = read_config(shipped).backbone
@@ -65,7 +66,7 @@ def rules(
     leaks = scan_rules(ruleset, known) if scan and known is not None else None
 
     def entry(rule: Rule) -> dict[str, object]:
-        text = None if known is None else decode_rule(known, rule.ids)
+        text = None if known is None else decode(known, rule.ids, special=True)
         return {"ids": list(rule.ids), "count": rule.count, "text": text}
 
     def shown(rule: Rule) -> str:

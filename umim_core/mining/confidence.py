@@ -57,10 +57,7 @@ def confidence_counts(
         borders = np.asarray(offsets[first : first + batch_size + 1])
         tokens = read_ids(ids, int(borders[0]), int(borders[-1]))
         rule = f"ids must lie in 0..{backbone.vocab_size - 1}, the backbone's vocabulary"
-        remedy, most = (
-            "Tokenize the corpus with the backbone's tokenizer.",
-            int(tokens.max(initial=0)),
-        )
+        most, remedy = int(tokens.max(initial=0)), "Tokenize the corpus with its own tokenizer."
         require(most < backbone.vocab_size, CorpusError, rule, most, remedy)
         sure = _log_probs(backbone, tokens, borders - borders[0]) > math.log(min_probability)
         sure &= ~np.isin(tokens, dropped)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +12,6 @@ from umim_core.rules.grams import pack_spans
 from umim_core.rules.matcher import Matcher, token_reduction
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import Ints
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _POINTS: Final = 8  # of a curve of coverage
 
@@ -115,12 +111,6 @@ def top_rules(rules: RuleSet, most: int) -> list[Rule]:
         ids = tuple(rules.ids_by_order[n][place - rules.first_place(n)].tolist())
         listed.append(Rule(ids, int(rules.support[place])))
     return listed
-
-
-def decode_rule(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Return a rule's text; parts of a multi-byte character show as the replacement character."""
-    text = tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
-    return text if isinstance(text, str) else "".join(text)
 
 
 def visible(text: str) -> str:

@@ -61,10 +61,7 @@ def _check(backbone: Backbone, prompts: Sequence[Sequence[int]], options: Genera
     rule = f"max_tokens must be at most {limit}, the positions of {backbone.name}"
     fits = limit is None or most <= limit
     require(fits, GenerationError, rule, most, "Lower it, or choose another model.")
-    rule, remedy = (
-        f"a prompt must have 1 to {most - 1} tokens",
-        "Leave it out, or raise max_tokens.",
-    )
+    rule, remedy = f"a prompt must have 1 to {most - 1} tokens", "Drop it, or raise max_tokens."
     for prompt in prompts:
         require(0 < len(prompt) < most, GenerationError, rule, len(prompt), remedy)
 

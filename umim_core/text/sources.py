@@ -178,9 +178,7 @@ class TokenIds(_SourceModel):
 
 
 DocumentSource = TextFiles | JsonLines | ParquetFiles | HubDataset
-Source = Annotated[
-    TextFiles | JsonLines | ParquetFiles | HubDataset | TokenIds, Field(discriminator="kind")
-]
+Source = Annotated[DocumentSource | TokenIds, Field(discriminator="kind")]
 _MODELS: Final[dict[SourceKind, type[Source]]] = {
     "text": TextFiles,
     "jsonl": JsonLines,

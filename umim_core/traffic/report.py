@@ -225,8 +225,8 @@ def _read(requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase) -> li
             parts = np.split(ids, range(_LONG, len(ids), _LONG))
             read += [_Read(f"{place} {n}", ((piece, p),), 0, 0) for n, p in enumerate(parts)]
             continue
-        flat = np.concatenate([ids for _, ids in prompt])
-        read.append(_Read(request.conversation, prompt, _cached(flat, known), reply))
+        whole = np.concatenate([ids for _, ids in prompt])
+        read.append(_Read(request.conversation, prompt, _cached(whole, known), reply))
     return read
 
 

@@ -20,11 +20,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.fingerprint import backbone_identity
@@ -168,6 +169,10 @@ class Comparison:
     merged_seconds: float
 
 
+_TRIALS: Final = TypeAdapter(list[Trial])
+_COMPARISON: Final = TypeAdapter(Comparison)
+
+
 def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparison:
     """Tune a checkpoint and write its directory; a killed call goes on, a finished one is found."""
     rows = list({row.conversation: row for row in rows}.values())  # the last request of each
@@ -195,19 +200,9 @@ def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparis
         compared.append(_tuned(trained, held, options, folder))
 
     key = sha256_bytes(canonical_json(decisive).encode())
+    file = out / "comparison.json"
     build_once(out, key, build, kind="tuned", schema=1, resumable=True, wait_seconds=0.0)
-    return compared[0] if compared else _read_comparison(out / "comparison.json")
-
-
-def _read_comparison(file: Path) -> Comparison:
-    found: Any = read_json(file)
-    replies = found["replies"] and ReplyChange(*found["replies"])
-    trials = [_trial(trial) for trial in found["trials"]]
-    return Comparison(**{**found, "replies": replies, "trials": trials})
-
-
-def _trial(found: dict[str, Any]) -> Trial:
-    return Trial(**{**found, "replies": ReplyChange(*found["replies"])})
+    return compared[0] if compared else _COMPARISON.validate_python(read_json(file))
 
 
 def _tuned(
@@ -252,8 +247,7 @@ def _tuned(
         if trials:
             checkpoint = of_at_least(checkpoint, trials[-1].shortest)
         checkpoint.save(folder / "checkpoint")
-    tried: Any = read_json(trials_file)
-    trials = [_trial(trial) for trial in tried]
+    trials = _TRIALS.validate_python(read_json(trials_file))
     logger.info("comparing %d held-out requests", len(held))
     umim = UMIM.from_pretrained(folder / "checkpoint", backbone=backbone)
     shortest = trials[-1].shortest if trials else None
