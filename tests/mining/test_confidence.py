@@ -112,14 +112,18 @@ def test_tau_and_filters_apply_to_the_runs(tiny_llama: Backbone, segments: list[
     assert grams_of(filtered).items() <= runs.items()
 
 
-def test_ids_beyond_the_vocabulary_are_refused(tiny_llama: Backbone) -> None:
-    with pytest.raises(CorpusError, match=r"0\.\.31.*got 32"):
-        mine(tiny_llama, np.array([1, 32, 2]), np.array([0, 3]))
-
-
-def test_a_segment_beyond_the_positions_is_refused(tiny_llama: Backbone) -> None:
-    with pytest.raises(EvaluationError, match="64 positions"):
-        mine(tiny_llama, np.ones(70, np.int64), np.array([0, 70]))
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        (np.array([1, 32, 2]), CorpusError, r"0\.\.31.*got 32"),
+        (np.ones(70, np.int64), EvaluationError, "64 positions"),
+    ],
+)
+def test_ids_that_the_model_cannot_read_are_refused(
+    tiny_llama: Backbone, ids: np.ndarray, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        mine(tiny_llama, ids, np.array([0, len(ids)]))
 
 
 def test_a_model_that_gives_no_numbers_is_refused(

@@ -118,17 +118,6 @@ def test_protected_tokens_are_in_no_rule(corpus: Source, tmp_path: Path, tokeniz
     # Every word has a digit; those with a 1 are w1, w10 and w11.
     _, rules = mined(corpus, tmp_path, tokenizer, protect=("1",))
     assert rules == oracle(cut(stream(), 10), 2, frozenset({1, 10, 11}))
-    with pytest.raises(ConfigError, match=r"must leave tokens .*'digits', which matches all 31"):
-        mine_rules(
-            corpus, tmp_path / "x", tokenizer=tokenizer, options=with_options(protect=("digits",))
-        )
-
-
-def test_a_corpus_without_a_frequent_gram_is_named_by_its_size(
-    corpus: Source, tmp_path: Path, tokenizer: str
-) -> None:
-    with pytest.raises(RuleSetError, match=rf"occurs 999 times; got {sum(LENGTHS)} tokens"):
-        mined(corpus, tmp_path, tokenizer, tau=999)
 
 
 def test_spans_that_may_be_chosen_of_logs_hold_no_digit() -> None:
@@ -138,16 +127,6 @@ def test_spans_that_may_be_chosen_of_logs_hold_no_digit() -> None:
     found = [known.decode(gram) for gram in grams_of(rules)]
     assert " shape of array" in found
     assert not any(character.isdigit() for span in found for character in span)
-
-
-def test_protected_tokens_of_ready_ids_need_a_tokenizer(tmp_path: Path) -> None:
-    np.save(tmp_path / "ids.npy", stream().astype(np.uint16))
-    with pytest.raises(ConfigError, match=r"need a tokenizer; got \['digits'\]. Name it"):
-        mine_rules(
-            TokenIds(path=str(tmp_path / "ids.npy")),
-            tmp_path / "out",
-            options=with_options(protect=("digits",)),
-        )
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -189,6 +168,14 @@ BROKEN: dict[str, tuple[Callable[[Path], object], dict[str, object], type[UmimEr
     "a NUL": (spoil("0.txt", b"\0"), {}, CorpusError),
     "too short": (lambda folder: None, {"segment_length": 10_000}, CorpusError),
     "a bad pattern": (lambda folder: None, {"protect": ("(",)}, ConfigError),
+    "every token": (lambda folder: None, {"protect": ("digits",)}, ConfigError),
+    "no tokenizer": (lambda folder: None, {"protect": ("digits",)}, ConfigError),
+    "nothing frequent": (lambda folder: None, {"tau": 999}, RuleSetError),
+}
+SAID = {
+    "every token": "must leave tokens .*'digits', which matches all 31",
+    "no tokenizer": r"need a tokenizer; got \['digits'\]. Name it",
+    "nothing frequent": f"occurs 999 times; got {sum(LENGTHS)} tokens",
 }
 
 
@@ -199,18 +186,10 @@ def test_an_error_in_the_corpus_leaves_nothing(
 ) -> None:
     spoil_it, changes, error = BROKEN[name]
     spoil_it(tmp_path)
-    with pytest.raises(error):
-        mine_rules(corpus, tmp_path / out, tokenizer=tokenizer, options=with_options(**changes))
+    named, options = None if name == "no tokenizer" else tokenizer, with_options(**changes)
+    with pytest.raises(error, match=SAID.get(name)):
+        mine_rules(corpus, tmp_path / out, tokenizer=named, options=options)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
-
-
-def test_a_whole_run_leaves_nothing_but_the_rules(
-    corpus: Source, tmp_path: Path, tokenizer: str
-) -> None:
-    out = tmp_path / "new" / "deep" / "out"
-    mine_rules(corpus, out, tokenizer=tokenizer, options=PLAIN)
-    assert [path.name for path in out.parent.iterdir()] == ["out"]
-    assert [path.name for path in out.parent.parent.iterdir()] == ["deep"]
 
 
 def test_an_interrupted_run_leaves_nothing(

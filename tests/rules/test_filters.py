@@ -183,7 +183,6 @@ def test_spans_are_kept_by_the_tokens_that_they_save() -> None:
     ids = np.array([1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 4, 5, 6, 7])
     rules = RuleSet.from_spans([(1, 2), (1, 2, 3), (4, 5), (6, 7)])
     borders = np.array([0, len(ids)])
-    assert dict(zip(sorted(spans_of(rules)), [0] * 4, strict=True)).keys() == spans_of(rules)
     assert saved_tokens(rules, ids, borders).tolist() == [0, 4, 1, 6]  # by order, then ids
     assert spans_of(choose_spans(rules, ids, borders, 2)) == {(1, 2, 3), (4, 5)}
     assert spans_of(choose_spans(rules, ids, borders, 9)) == {(1, 2, 3), (4, 5), (6, 7)}

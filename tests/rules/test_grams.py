@@ -1,6 +1,8 @@
-"""Packed grams, their selection, segment borders without an array, and the checks of inputs."""
+"""Packed grams, their selection, and the checks of inputs."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,29 +76,21 @@ def test_selection_equals_counting_again(
         assert got.keys[n].tolist() == sorted(got.keys[n].tolist())
 
 
-def test_a_smaller_threshold_than_that_of_the_counts_is_refused() -> None:
-    with pytest.raises(RuleSetError, match="tau must be at least 3, the threshold of the counts"):
-        select(counted(3), 2)
-
-
-@pytest.mark.parametrize("least", [0, -1])
-def test_less_than_one_document_is_refused(least: int) -> None:
-    with pytest.raises(RuleSetError, match=f"min_documents must be 1, or above .*; got {least}"):
-        select(counted(), 1, least)
-
-
-def test_documents_that_were_not_counted_cannot_be_asked_for() -> None:
-    with pytest.raises(RuleSetError, match=r"where documents were counted; got 2\. Count"):
-        select(count_ngrams(*flat(SEGMENTS), 1), 1, 2)
-
-
-@given(length=st.integers(2, 9), tokens=st.integers(0, 60), tau=st.integers(1, 3))
-def test_uniform_segments_leave_the_remainder_out(length: int, tokens: int, tau: int) -> None:
-    ids = np.random.default_rng(tokens).integers(0, 3, tokens)
-    count = tokens // length
-    array = np.arange(count + 1, dtype=np.int64) * length
-    got = count_ngrams(ids, range(0, count * length + 1, length), tau)
-    assert as_dict(got) == as_dict(count_ngrams(ids[: count * length], array, tau))
+@pytest.mark.parametrize(
+    ("documents", "tau", "least", "message"),
+    [
+        (True, 2, 1, "tau must be at least 3, the threshold of the counts"),
+        (True, 3, 0, "min_documents must be 1, or above .*; got 0"),
+        (True, 3, -1, "min_documents must be 1, or above .*; got -1"),
+        (False, 3, 2, r"where documents were counted; got 2\. Count"),
+    ],
+)
+def test_what_was_not_counted_cannot_be_asked_for(
+    documents: bool, tau: int, least: int, message: str
+) -> None:
+    counts = counted(3)
+    with pytest.raises(RuleSetError, match=message):
+        select(counts if documents else replace(counts, documents=None), tau, least)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32, np.int64, np.uint64])

@@ -80,15 +80,11 @@ ORDINARY = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"), [(kind, text) for kind, texts in SECRETS.items() for text in texts]
+    ("kind", "text"),
+    [*((k, text) for k in SECRETS for text in SECRETS[k]), *((None, text) for text in ORDINARY)],
 )
-def test_a_secret_is_recognised(kind: str, text: str) -> None:
+def test_secrets_are_told_by_their_kind_from_ordinary_text(kind: str | None, text: str) -> None:
     assert leak_kind(text) == kind
-
-
-@pytest.mark.parametrize("text", ORDINARY)
-def test_ordinary_text_is_no_leak(text: str) -> None:
-    assert leak_kind(text) is None
 
 
 @pytest.mark.parametrize("text", [text for texts in SECRETS.values() for text in texts[:1]])
@@ -118,29 +114,26 @@ def pieces() -> PreTrainedTokenizerFast:
 LEAKING = [(1, 2, 3, 4), (3, 4, 5, 6), (5, 6, 7, 8), (8, 9)]
 
 
-def test_longer_rules_are_joined_to_those_of_their_length(pieces: PreTrainedTokenizerFast) -> None:
-    spans = [(1, 2, 3, 4, 5), (2, 3, 4, 5, 6), (4, 5, 6, 7, 8), (3, 4)]
-    assert [leak.text for leak in scan_rules(RuleSet.from_spans(spans), pieces)] == [
-        "jane@acme.org hi",
-        "ne@acme.org hi",
-    ]
+JOINED: dict[str, tuple[list[tuple[int, ...]], list[str]]] = {
+    "two tokens in common": (LEAKING, ["jane@acme.org hi"]),
+    "longer ones by their length": (
+        [(1, 2, 3, 4, 5), (2, 3, 4, 5, 6), (4, 5, 6, 7, 8), (3, 4)],
+        ["jane@acme.org hi", "ne@acme.org hi"],
+    ),
+    "a choice": ([*LEAKING, (3, 4, 8, 9)], []),
+    "a circle": ([(8, 9, 8, 9), (9, 8, 9, 8)], []),
+}
 
 
-def test_rules_that_share_two_tokens_are_joined(pieces: PreTrainedTokenizerFast) -> None:
-    [leak] = scan_rules(RuleSet.from_spans(LEAKING), pieces)
-    assert (leak.span, leak.kind, leak.count) == ((1, 2, 3, 4), "e-mail address", 1)
-    assert leak.text == "jane@acme.org hi"
-
-
-def test_rules_with_a_choice_of_followers_are_not_joined(pieces: PreTrainedTokenizerFast) -> None:
-    assert scan_rules(RuleSet.from_spans([*LEAKING, (3, 4, 8, 9)]), pieces) == []
-
-
-def test_rules_that_follow_each_other_in_a_circle_are_read_once_round(
-    pieces: PreTrainedTokenizerFast,
+@pytest.mark.parametrize("name", JOINED)
+def test_rules_are_joined_that_follow_each_other_without_a_choice(
+    pieces: PreTrainedTokenizerFast, name: str
 ) -> None:
-    circle = RuleSet.from_spans([(8, 9, 8, 9), (9, 8, 9, 8)])
-    assert scan_rules(circle, pieces) == []
+    spans, texts = JOINED[name]
+    leaks = scan_rules(RuleSet.from_spans(spans), pieces)
+    assert [leak.text for leak in leaks] == texts
+    for leak in leaks:
+        assert leak.span in spans and (leak.kind, leak.count) == ("e-mail address", 1)
 
 
 def test_an_export_is_refused_without_printing_the_secret(pieces: PreTrainedTokenizerFast) -> None:
@@ -149,11 +142,8 @@ def test_an_export_is_refused_without_printing_the_secret(pieces: PreTrainedToke
         check_export(rules, pieces)
     assert "acme" not in str(error.value)
     assert len(check_export(rules, pieces, "allow")) == 1
-
-
-def test_an_export_without_leaks_passes(pieces: PreTrainedTokenizerFast) -> None:
-    assert check_export(RuleSet.from_spans([(8, 9)]), pieces) == []
-    assert check_export(RuleSet.from_spans([]), pieces) == []
+    for harmless in ([(8, 9)], []):
+        assert check_export(RuleSet.from_spans(harmless), pieces) == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from support.damage_tables import ORIGIN, SPANS, table_of
+from support.damage_tables import ORIGIN, table_of
 from umim_core.errors import ArtifactError, ConfigError, RuleSetError
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
@@ -141,11 +141,3 @@ def test_numbers_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ArtifactError, match=message):
         table_of(*values)
-
-
-def test_places_are_those_of_all_rules_by_order_and_ids() -> None:
-    rules = RuleSet.from_spans([*SPANS, (0, 0), (1, 0), (0, 1)])
-    for n in (2, 3, 4):
-        own = rules.ids_by_order[n]
-        before = sum(count for m, count in rules.counts_by_order.items() if m < n)
-        assert rules.places(own).tolist() == [before + at for at in range(len(own))]

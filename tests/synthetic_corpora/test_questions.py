@@ -92,16 +92,12 @@ ROWS = [TrajectoryRow(0, number, "eos", 5, "two\nlines \u2028 of text") for numb
 WHOLE = b'{"ended":"eos","question":0,"text":"a","tokens":5,"trajectory":0}\n'
 
 
-def test_rows_of_all_shards_come_back_in_order(tmp_path: Path) -> None:
-    write_shard(tmp_path, 1, ROWS[1:])
-    write_shard(tmp_path, 0, ROWS[:1])
-    assert list(iter_rows(tmp_path)) == ROWS
-
-
-def test_a_selection_comes_back(tmp_path: Path) -> None:
+def test_a_selection_and_the_rows_of_all_shards_come_back(tmp_path: Path) -> None:
     selection = Selection(["a", "b"], too_long=1, duplicates=2, bad_rows=3)
     write_selection(tmp_path, selection)
-    assert read_selection(tmp_path) == selection
+    write_shard(tmp_path, 1, ROWS[1:])
+    write_shard(tmp_path, 0, ROWS[:1])
+    assert (read_selection(tmp_path), list(iter_rows(tmp_path))) == (selection, ROWS)
 
 
 @pytest.mark.parametrize(
