@@ -132,6 +132,13 @@ def test_the_rules_of_decoding_are_bounded_by_price_or_by_effect(umim: Umim, giv
     assert Checkpoint.load("two").config.decode_max_damage == 0.0
 
 
+@pytest.mark.parametrize("limit", [LENGTH - 1, 2 * LENGTH - 1])
+def test_too_few_tokens_are_told_with_their_limit(umim: Umim, given: Given, limit: int) -> None:
+    done = umim("prune", *given, "--keep-all", "--limit", limit, "--out", "few")
+    assert done.code == 1
+    assert f"one held out; got [{limit}] tokens. Give more text or a higher --limit" in done.err
+
+
 def test_the_table_of_another_module_is_refused(umim: Umim, made: Path, given: Given) -> None:
     options = (given[1], "--target-tr", 0.1, "--out")
     assert umim("prune", given[0], *options, "less").code == 0

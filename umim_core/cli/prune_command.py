@@ -289,14 +289,16 @@ def _rows(
     read = [first_ids(source, tokenizer, limit)[0] for source in sources]
     for ids in read:
         check_known(int(ids.max(initial=0)), tokenizer)
+    whole = [len(ids) // length for ids in read]
+    require(
+        min(whole) > 0 and sum(whole) > 1,
+        CorpusError,
+        f"pruning needs a segment of {length} tokens to measure on and one held out",
+        f"{[len(ids) for ids in read]} tokens",
+        "Give more text or a higher --limit.",
+    )
     parts = [segment_rows(ids, length) for ids in read]
     if len(parts) == 1:
         last = max(1, len(parts[0]) // _HELD_OUT)
         parts = [parts[0][:-last], parts[0][-last:]]
-    if not all(len(part) for part in parts):
-        raise CorpusError(
-            f"pruning needs a segment of {length} tokens to measure on and one held out",
-            f"{[len(ids) for ids in read]} tokens",
-            "Give more text or a higher --limit.",
-        )
     return parts[0], parts[1]
