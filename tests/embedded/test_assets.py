@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from safetensors import safe_open
 
 from support.processes import output_of
 from umim_core.embedded.assets import embedded_path
-from umim_core.embedded.docstring_corpus import split_of
 from umim_core.store.artifacts import sha256_file
 
 NAMES = ("umim-docs-gpt2", "umim-docs-llama")
@@ -65,14 +63,6 @@ print(json.dumps(found))
     found = json.loads(output_of(sys.executable, "-c", probe))
     assert [found[name][1:] for name in NAMES] == [[8192, 1024], [8192, 2048]]
     assert found[NAMES[0]][0] == found[NAMES[1]][0]
-
-
-def test_splits_follow_the_hash_of_the_module_path() -> None:
-    known = ("torch/nn/functional.py", "transformers/trainer.py")
-    assert {split_of(module) for module in known} == {"train"}
-    for module in (*known, *(f"package/module_{i}.py" for i in range(50))):
-        bucket = int(hashlib.blake2b(module.encode(), digest_size=4).hexdigest(), 16) % 100
-        assert split_of(module) == ("test" if bucket < 4 else "valid" if bucket < 8 else "train")
 
 
 def test_shipped_files_are_those_that_were_released() -> None:

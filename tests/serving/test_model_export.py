@@ -260,13 +260,6 @@ def change(folder: Path, without: Sequence[str] = (), **fields: Any) -> None:
     (folder / RECORD).write_text(json.dumps(left))
 
 
-def put(folder: Path, **tensors: Any) -> None:
-    """Replace the tensors and their digest."""
-    save_file(tensors, folder / TABLE)
-    files = json.loads((folder / RECORD).read_text())["files"]
-    change(folder, files=files | {TABLE: sha256_file(folder / TABLE)})
-
-
 @pytest.mark.parametrize("spans", [TABLE_SPANS, LONG_SPANS])
 def test_what_was_written_is_read(folder: Path, spans: Spans) -> None:
     PromptMerger(RuleSet.from_spans(spans, "a" * 64), 50, 16).write(folder)
@@ -282,8 +275,14 @@ def test_what_was_written_is_read(folder: Path, spans: Spans) -> None:
 
 def other_table(ids: list[list[int]], lengths: list[int]) -> Any:
     """Put other tensors with their digest."""
-    tensors = {"ids": np.array(ids, np.int32), "lengths": np.array(lengths, np.int8)}
-    return lambda folder: put(folder, **tensors)
+    tensors: Any = {"ids": np.array(ids, np.int32), "lengths": np.array(lengths, np.int8)}
+
+    def put(folder: Path) -> None:
+        save_file(tensors, folder / TABLE)
+        files = json.loads((folder / RECORD).read_text())["files"]
+        change(folder, files=files | {TABLE: sha256_file(folder / TABLE)})
+
+    return put
 
 
 SPOILT: list[tuple[Any, type[UmimError], str]] = [

@@ -144,10 +144,6 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-def called(name: str, arguments: str) -> dict[str, Any]:
-    return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
 EITHER = ": must be a text or a list; got "
 CHOICE = "tool_choice: must be none, auto, required or an object; got "
 FUNCTION = "tool_choice: must have a function exactly when its type is function; got "
@@ -183,8 +179,8 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
         (CHAT, {"messages": [USER, {**USER, **fields}]}, code, f"messages.1.{param}")
         for fields, code, param in [
             ({"tool_calls": [{"id": "1"}]}, "invalid_field", "tool_calls.0.function"),
-            ({"tool_calls": [called("add", "[1]")]}, "invalid_field",
-             "tool_calls.0.function.arguments"),
+            ({"tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "[1]"}}]},
+             "invalid_field", "tool_calls.0.function.arguments"),
             ({"refusal": "a private no"}, "unknown_field", "refusal"),
             ({"role": 5}, "invalid_field", "role"),
             ({"content": 5}, "invalid_field", "content" + EITHER),

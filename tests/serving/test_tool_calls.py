@@ -201,21 +201,6 @@ def test_a_client_sends_calls_and_results_back(place: tuple[str, Backbone]) -> N
     assert count["raw_prompt_tokens"] == raw > count["merged_prompt_tokens"]
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for m in messages %}{{ m.content }}{% endfor %}",
-        "{{ tools }}{% for m in messages %}{{ m.content }}<tool_call><function=f></tool_call>"
-        "{% endfor %}",
-    ],
-    ids=["no tools", "another form"],
-)
-def test_a_model_without_calls_has_no_form_of_them(umim: UMIM, template: str) -> None:
-    tokenizer = deepcopy(umim.backbone.require_tokenizer())
-    tokenizer.chat_template = template
-    assert CallForm.of(tokenizer) is None
-
-
 @pytest.mark.parametrize("dropped", ["", "<tool_call></tool_call>"])
 def test_a_model_without_calls_refuses_tools(umim: UMIM, dropped: str) -> None:
     tokenizer = deepcopy(umim.backbone.require_tokenizer())
@@ -279,14 +264,23 @@ def test_a_call_that_does_not_end_is_content() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_of_several_templates_the_one_for_tools_says_how_calls_look() -> None:
+CALLS = "<tool_call>{{ messages }}</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("template", "known"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        ("{{ tools }}{{ messages }}<tool_call><function=f></tool_call>", False),
+        ({"default": "x", "tool_use": CALLS}, True),
+        ({"default": CALLS}, True),
+        ({"default": CALLS, "tool_use": "x"}, False),
+    ],
+)
+def test_a_template_says_how_calls_look(template: Any, known: bool) -> None:
     tokenizer = load_tokenizer("umim-docs-llama")
-    with_calls = "<tool_call>{{ messages }}</tool_call>"
-    for templates in ({"default": "x", "tool_use": with_calls}, {"default": with_calls}):
-        tokenizer.chat_template = templates
-        assert CallForm.of(tokenizer) is not None
-    tokenizer.chat_template = {"default": with_calls, "tool_use": "x"}
-    assert CallForm.of(tokenizer) is None
+    tokenizer.chat_template = template
+    assert (CallForm.of(tokenizer) is not None) == known
 
 
 def test_a_response_template_says_how_a_reply_is_read(

@@ -158,10 +158,12 @@ def prune(
     corpora = [tuple(names) for names in (files, heldout) if names]
     reading = Reading(kind, field, max_bad=max_bad)
     sources = sources_of(corpora, reading)
+    table = None if damage is None else DamageTable.load(damage)
     umim = UMIM.from_pretrained(
         checkpoint, device=device or default_device(), dtype="float32", budget=math.inf
     )
-    table = None if damage is None else _known(DamageTable.load(damage), damage, umim)
+    if table is not None:
+        _check_own(table, str(damage), umim)
     patterns = (*(() if keep_digits else ("digits",)), *(protect or ()))
     tokenizer = umim.backbone.require_tokenizer()
     protected_ids(tokenizer, patterns)  # a bad pattern is refused before minutes of work
@@ -257,7 +259,7 @@ def prune(
     emit(document, lines, as_json)
 
 
-def _known(table: DamageTable, directory: Path, umim: UMIM) -> DamageTable:
+def _check_own(table: DamageTable, directory: str, umim: UMIM) -> None:
     """Refuse a table of other rules, of another module or of another model."""
     origin = table.origin
     pairs = {
@@ -274,7 +276,6 @@ def _known(table: DamageTable, directory: Path, umim: UMIM) -> DamageTable:
         f"one of {odd[:1]}",
         "Leave --damage out to measure it.",
     )
-    return table
 
 
 def _rows(
