@@ -16,10 +16,6 @@ from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from umim_core.model.umim import UMIM
     from umim_core.throughput.break_even import ThroughputRow
 
 _LENGTHS: Final = (256, 512, 1024)
@@ -76,13 +72,15 @@ def bench(
             "token_reductions": _numbers(reductions, float, "--reductions"),
         },
     )
+    import numpy as np
+
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.embedded.docstring_corpus import held_out_text
     from umim_core.progress import log_progress
     from umim_core.store.locking import measuring
     from umim_core.throughput.break_even import break_even
-    from umim_core.throughput.throughput import EVERYWHERE, measure_throughput
+    from umim_core.throughput.throughput import EVERYWHERE, measure_throughput, tokens_needed
 
     told = held_out_text() if text is None else shared.text_of(text, "--text")
     place = device or default_device()
@@ -92,7 +90,8 @@ def bench(
         config = _fitting(config, umim.backbone.max_positions)
     merge, raw_tail = umim.checkpoint.config.recommended(merge, raw_tail)
     options = replace(EVERYWHERE, merge=merge, raw_tail=raw_tail)
-    ids = _ids(umim, told, config)
+    needed = tokens_needed(config) + config.pairs * config.new_tokens  # that the runs can use
+    ids = np.array(umim.backbone.encode(told[: _CHARACTERS * needed])[:needed], dtype=np.int64)
     with measuring():
         log_lines("umim.progress")
         progress = log_progress("measuring, settings")
@@ -138,17 +137,6 @@ def _fitting(config: BenchmarkConfig, positions: int | None) -> BenchmarkConfig:
         )
     fitting = tuple(length for length in config.prompt_lengths if length <= room)
     return config.model_copy(update={"prompt_lengths": fitting or (room,)})
-
-
-def _ids(umim: UMIM, text: str, config: BenchmarkConfig) -> NDArray[np.int64]:
-    """Return as many ids of the text as the runs can use."""
-    import numpy as np
-
-    from umim_core.throughput.throughput import tokens_needed
-
-    needed = tokens_needed(config) + config.pairs * config.new_tokens
-    ids = umim.backbone.encode(text[: _CHARACTERS * needed])
-    return np.array(ids[:needed], dtype=np.int64)
 
 
 def _table(rows: Sequence[ThroughputRow]) -> list[str]:

@@ -121,7 +121,9 @@ def _compare(umim: UMIM, pairs: int, say: Callable[[str], None]) -> dict[str, ob
     answers = _answers(umim, reading, prefixes, merge, read)
     say(_reading_lines(reading.name, read, pairs))
     for number, answer in enumerate(answers, start=1):
-        say(_answer_lines(number, answer))
+        say(f"\n{number}. {answer['question']}   [{answer['verdict']}]")
+        for side in _SIDES:
+            say(f"   {side}  {answer[side.lower()]}")
     say("")
     setting = {"backbone": umim.backbone.name, "dtype": kind, "merge": merge, "raw_tail": raw_tail}
     return {**setting, "reading": read, "answers": answers}
@@ -149,13 +151,6 @@ def _document(umim: UMIM) -> str:
     return "\n\n".join(paragraphs)
 
 
-def _prompt(umim: UMIM, text: str) -> PromptInput:
-    """Return a text as a user's message where the backbone has a chat template."""
-    if umim.backbone.require_tokenizer().chat_template is None:
-        return text
-    return [{"role": "user", "content": text}]
-
-
 def _read(
     umim: UMIM, reading: _Reading, merge: Merge, pairs: int
 ) -> tuple[dict[str, float], tuple[Prefix, Prefix]]:
@@ -166,7 +161,12 @@ def _read(
     """
     from umim_core.throughput.roofline import ForwardCost
 
-    prompt, short = (_prompt(umim, text) for text in (reading.text, reading.text[:400]))
+    chat = umim.backbone.require_tokenizer().chat_template is not None
+    texts = (reading.text, reading.text[:400])
+    prompts: list[PromptInput] = [
+        [{"role": "user", "content": text}] if chat else text for text in texts
+    ]
+    prompt, short = prompts
 
     def timed(how: Merge) -> tuple[float, Prefix]:
         began = time.perf_counter()
@@ -274,8 +274,3 @@ def verdict(base: str, ours: str, words: str) -> str:
     }
     right = [all(word in side.lower() for word in words.split()) for side in (base, ours)]
     return verdicts[right[0], right[1]]
-
-
-def _answer_lines(number: int, answer: dict[str, str]) -> str:
-    asked = f"\n{number}. {answer['question']}   [{answer['verdict']}]"
-    return "\n".join([asked, *(f"   {side}  {answer[side.lower()]}" for side in _SIDES)])

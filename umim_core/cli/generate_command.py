@@ -14,7 +14,6 @@ from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, write
 
 if TYPE_CHECKING:
-    from umim_core.inference.outputs import Row
     from umim_core.model.generation_output import GenerationOutput
     from umim_core.model.inputs import PromptInput
 
@@ -165,7 +164,15 @@ def _lines(texts: Sequence[str]) -> list[str]:
 
 
 def _document(out: GenerationOutput) -> dict[str, object]:
-    samples = [_sample(*pair) for pair in zip(out.text, out.rows, strict=True)]
+    names = (
+        *("ids", "prompt_spans", "generated_spans", "token_reduction", "gen_kv_reduction"),
+        *("cumulative_kv_reduction", "cache_lengths", "stop_reason"),
+        *(("logprobs", "top_logprobs") if out.rows[0].logprobs is not None else ()),
+    )
+    samples = [
+        {"text": text} | {name: getattr(row, name) for name in names}
+        for text, row in zip(out.text, out.rows, strict=True)
+    ]
     timings = {"first_token": out.timings.first_token, "decode": out.timings.decode}
     body = samples[0] if len(samples) == 1 else {"samples": samples}
     ways: dict[str, object] = {
@@ -175,12 +182,3 @@ def _document(out: GenerationOutput) -> dict[str, object]:
         "unmerged": out.unmerged[0],
     }
     return {**body, **ways, "timings": timings}
-
-
-def _sample(text: str, row: Row) -> dict[str, object]:
-    names = (
-        *("ids", "prompt_spans", "generated_spans", "token_reduction", "gen_kv_reduction"),
-        *("cumulative_kv_reduction", "cache_lengths", "stop_reason"),
-        *(("logprobs", "top_logprobs") if row.logprobs is not None else ()),
-    )
-    return {"text": text} | {name: getattr(row, name) for name in names}

@@ -56,15 +56,12 @@ def _all(part: Asset) -> dict[str, Path]:
     """Return what is on this machine."""
     shipped = {name: embedded_path(name, part) for name in embedded_names(part)}
     places = {name: place for name, place in shipped.items() if place is not None}
-    return places | (own_checkpoints() if part == "checkpoint" else _fetched())
-
-
-def _fetched() -> dict[str, Path]:
-    """Return the packaged models that are in the cache."""
+    if part == "checkpoint":
+        return places | own_checkpoints()
     from umim_core.model_sources.model_cache import model_directory, model_fault
 
-    fetched = [model for model in PACKAGED.values() if model_fault(model) is None]
-    return {model.name: model_directory(model) for model in fetched}
+    fetched = (model for model in PACKAGED.values() if model_fault(model) is None)
+    return places | {model.name: model_directory(model) for model in fetched}
 
 
 def _place(name: str, part: Asset) -> Path:

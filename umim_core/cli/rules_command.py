@@ -57,7 +57,14 @@ def rules(
     reading = Reading(kind, field, max_bad=max_bad)
     sources = sources_of([tuple(heldout)] if heldout else [], reading)
     ruleset = RuleSet.load(_rule_directory(directory))
-    known = None if tokenizer is None else _tokenizer_of(ruleset, tokenizer)
+    known = None
+    if tokenizer is not None:
+        from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
+        from umim_core.backbone.tokenizer_files import load_tokenizer
+
+        known = load_tokenizer(tokenizer)
+        ruleset.check_tokenizer(tokenizer_fingerprint(known))
+        ruleset.check_vocabulary(len(known), special_ids(known))
     place = named_place(directory)
     config = read_config(place) if (place / "config.json").is_file() else None
     ordered = config is not None and not config.permutation_invariant
@@ -123,17 +130,6 @@ def _rule_directory(name: str) -> Path:
         name,
         "Check the name, or mine rules with umim mine.",
     )
-
-
-def _tokenizer_of(rules: RuleSet, name: str) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and check that the rules are its own."""
-    from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
-    from umim_core.backbone.tokenizer_files import load_tokenizer
-
-    tokenizer = load_tokenizer(name)
-    rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
-    rules.check_vocabulary(len(tokenizer), special_ids(tokenizer))
-    return tokenizer
 
 
 def _measure(

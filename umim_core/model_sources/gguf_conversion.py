@@ -41,7 +41,10 @@ def convert_gguf(source: Path, out: Path) -> None:
     _write(out / "tokenizer_config.json", tokenizer.settings)
     if tokenizer.chat_template:
         write_bytes(out / "chat_template.jinja", tokenizer.chat_template.encode())
-    _write(out / _QUANTISATION, _types(file))
+    types = Counter[str]()
+    for tensor in file.tensors.values():
+        types[tensor.kind] += int(np.prod(tensor.shape))
+    _write(out / _QUANTISATION, dict(sorted(types.items())))
     _write_weights(out / "model.safetensors", file, plans)
 
 
@@ -59,13 +62,6 @@ def quantisation(directory: Path) -> str:
     total = sum(weights.values())
     shares = sorted(((count / total, kind) for kind, count in weights.items()), reverse=True)
     return ", ".join(f"{kind} {share:.0%}" for share, kind in shares if share >= 0.005)
-
-
-def _types(file: GgufFile) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for tensor in file.tensors.values():
-        counts[tensor.kind] += int(np.prod(tensor.shape))
-    return dict(sorted(counts.items()))
 
 
 def _write(path: Path, value: object) -> None:

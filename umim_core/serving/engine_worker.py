@@ -32,6 +32,7 @@ from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import PromptIds
 from umim_core.serving.guard import ServerMetrics
 from umim_core.serving.openai_api import ApiError, bad_field, try_later
+from umim_core.serving.tool_calls import begun
 
 _JOINED_TOKENS: Final = 512  # raw prompt tokens read between two forwards of the rows that run
 _OVERTAKING: Final = 16  # smaller requests that may pass one for which too few rows are free
@@ -350,7 +351,7 @@ class TextStream:
             before = self._take(min(ends))
             self._held = ""
             return before
-        keep = max((_begun(self._held, stop) for stop in self._stops), default=0)
+        keep = max((begun(self._held, stop) for stop in self._stops), default=0)
         return self._take(len(self._held) - keep)
 
     def _take(self, length: int) -> str:
@@ -360,9 +361,3 @@ class TextStream:
         )
         self._held, self._shown = self._held[length:], self._shown[length:]
         return text
-
-
-def _begun(text: str, stop: str) -> int:
-    """Return how many characters at a text's end might begin a stop string."""
-    most = min(len(text), len(stop) - 1)
-    return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)

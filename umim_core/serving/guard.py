@@ -235,17 +235,17 @@ def _too_late() -> ApiError:
     )  # fmt: skip
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result], until: float) -> Result:
     """Return what some work gives, and end it when the client goes or it takes too long.
 
     The body of the request was read before; ``until`` is on the event loop's clock.
     """
-    working, watching = asyncio.create_task(work), asyncio.create_task(_gone(request))
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.create_task(work), asyncio.create_task(gone())
     left = until - asyncio.get_running_loop().time()
     try:
         await asyncio.wait({working, watching}, timeout=left, return_when=asyncio.FIRST_COMPLETED)

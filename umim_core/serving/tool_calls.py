@@ -137,7 +137,9 @@ class CallReader:
         while self._held:
             at = self._held.find(_OPEN)
             if at < 0:
-                size = len(self._held) if end else len(_settled(self._held))
+                size = len(self._held)
+                if not end:  # white space goes with a mark
+                    size = len(self._held[: size - begun(self._held, _OPEN)].rstrip())
                 content += self._held[:size]
                 self._held = self._held[size:]
                 break
@@ -235,7 +237,7 @@ def json_values(text: str) -> list[Any]:
     return values
 
 
-def _settled(text: str) -> str:
-    """Return the beginning of a text that no mark can begin in; white space goes with a mark."""
-    size = next((n for n in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:n])), 0)
-    return text[: len(text) - size].rstrip()
+def begun(text: str, mark: str) -> int:
+    """Return how many characters at a text's end might begin a mark."""
+    most = min(len(text), len(mark) - 1)
+    return next((n for n in range(most, 0, -1) if text.endswith(mark[:n])), 0)

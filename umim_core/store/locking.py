@@ -70,7 +70,9 @@ def _try_acquire(path: Path) -> int | None:
         raise
     with suppress(OSError):  # a note for people; a full disk must not leave the lock held
         os.ftruncate(handle, 0)
-        os.pwrite(handle, _NOTE + f"{this_process()}\n".encode(), 0)
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        note = f"pid {os.getpid()} on {socket.gethostname()} since {now}\n"
+        os.pwrite(handle, _NOTE + note.encode(), 0)
     return handle
 
 
@@ -93,12 +95,6 @@ def _no_lock_file(path: Path, what: str | None) -> LockError:
     return LockError(
         f"{path} must be a lock file: a regular one of yours, with one name", what, "Remove it."
     )
-
-
-def this_process() -> str:
-    """Return what a person needs to find this process: its pid, host and the time."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return f"pid {os.getpid()} on {socket.gethostname()} since {now}"
 
 
 def _holder(path: Path) -> str:
