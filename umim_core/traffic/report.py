@@ -44,7 +44,7 @@ _LONG: Final = 4096  # tokens of a text that is cut: one file is many texts
 _CHOICE_TOKENS: Final = 1 << 19  # tokens that spans are counted and chosen on at most
 _PAYS: Final = 0.15  # of the prompt tokens that no prefix cache serves
 _FREE: Final = 0.9  # of a GPU's memory, for weights and cache: vLLM's default
-SHAPES: Final = {
+SHAPES: Final = {  # fields of a ``BackboneShape`` but the last: all have gates
     "llama-3.1-8b": (4096, 14336, 32, 32, 8, 128, 128256, False),
     "llama-3.3-70b": (8192, 28672, 80, 64, 8, 128, 128256, False),
     "qwen2.5-7b": (3584, 18944, 28, 28, 4, 128, 152064, False),
@@ -189,18 +189,8 @@ def model_shape(name: str) -> BackboneShape | None:
     """Return the shape of a model by a name of ``SHAPES``, or of a model on this machine."""
     if name not in SHAPES:
         return local_shape(name)
-    hidden, inner, layers, heads, kv_heads, head_dim, vocabulary, tied = SHAPES[name]
-    return BackboneShape(
-        hidden_size=hidden,
-        intermediate_size=inner,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=vocabulary,
-        tied=tied,
-        gated_mlp=True,
-    )
+    sizes = zip(BackboneShape.model_fields, (*SHAPES[name], True), strict=True)
+    return BackboneShape.model_validate(dict(sizes))
 
 
 def _read(requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase) -> list[_Read]:
