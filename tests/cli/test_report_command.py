@@ -51,6 +51,7 @@ def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
         {"custom_id": "1", "body": body, "response": answer},
         {"request": json.dumps(body), "response": json.dumps(answer)},
         {**body, "tools": [], "functions": body["tools"], **answer},
+        {**body, "system": "w1", "messages": body["messages"][1:], "response": answer},
         {**body, "response": {"choices": [{"message": message("assistant", None, refusal="w6")}]}},
         {**newer, "response": {"output": [{"type": "message", **said}]}},
         {**newer, "output": [said]},

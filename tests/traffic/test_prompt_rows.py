@@ -131,7 +131,10 @@ def test_odd_fields_are_read_or_counted_and_never_told(
     for value in ODD:
         call = {"type": "function_call", "call_id": "1", "name": value, "arguments": value}
         result = {"type": "function_call_output", "call_id": value, "output": value}
-        rows += [{"input": [value, call, result], "instructions": value, "output": [value, call]}]
+        odd = {"role": "assistant", "content": "", "tool_calls": value}
+        rows += [
+            {"input": [odd, call, value, call, result], "system": value, "output": [odd, call]}
+        ]
         rows += [{"model": "m", "input": value, "response": {"output": value}}]
     (found, left) = rows_of(tmp_path, tokenizer, *rows, roles=("user", "system", "tools", "tool"))
     assert all(len(row.prompt) for row in found)

@@ -35,6 +35,7 @@ _CODE: Final = frozenset(
     | {".py", ".rb", ".rs", ".scala", ".sh", ".sql", ".swift", ".toml", ".ts", ".xml", ".yaml"}
 )
 _WRAPPED: Final = ("request", "body")  # fields of a log that hold a request
+_SYSTEM: Final = ("system", "instructions")  # fields that hold a system prompt beside messages
 _OF_ITEMS: Final = {"role", "call_id"}  # fields that tell items of a request from other data
 _ANSWERS: Final = ("choices", "output")  # fields of a response, in chats and in the newer form
 
@@ -151,7 +152,8 @@ def _request(row: object, place: str, left: Left) -> Request | None:
             tools.append(tool)
         elif not isinstance(tool, dict):
             left.add("tool that is no JSON object", place)
-    chat = _messages(_listed(body, "messages", place, left), place, left)
+    begin = [{"role": "system", "content": body[name]} for name in _SYSTEM if body.get(name)]
+    chat = _messages([*begin, *_listed(body, "messages", place, left)], place, left)
     answers = _messages(_answers(row, place, left), place, left)
     if not answers and chat and chat[-1][0]["role"] == "assistant":
         answers.append(chat.pop())
@@ -162,10 +164,10 @@ def _request(row: object, place: str, left: Left) -> Request | None:
         left.add("request without text", place)
         return None
     answer, reply = answers[0] if answers else (None, [])
-    begin = "".join(piece.text for piece in prompt if piece.role in ("system", "tools"))
+    opening = "".join(piece.text for piece in prompt if piece.role in ("system", "tools"))
     messages = [message for message, _ in chat]
     said = next((message["content"] for message in messages if message["role"] == "user"), "")
-    conversation = f"{hash(begin)} {hash(said)}"
+    conversation = f"{hash(opening)} {hash(said)}"
     return Request(
         place, conversation, tuple(prompt), tuple(reply), messages, tools or None, answer
     )
@@ -181,9 +183,7 @@ def _chat(body: Message, place: str, left: Left) -> Message | None:
     listed = items if isinstance(items, list) else []
     if not any(isinstance(item, dict) and item.keys() & _OF_ITEMS for item in listed):
         return None
-    system = body.get("instructions")
-    begin = [] if system is None else [{"role": "system", "content": system}]
-    return {**body, "messages": [*begin, *_of_items(listed, place, left)]}
+    return {**body, "messages": _of_items(listed, place, left)}
 
 
 def _of_items(items: list[Any], place: str, left: Left) -> list[Message]:
@@ -197,7 +197,7 @@ def _of_items(items: list[Any], place: str, left: Left) -> list[Message]:
             function = {name: item[name] for name in ("name", "arguments") if name in item}
             if not messages or messages[-1].get("role") != "assistant":
                 messages.append({"role": "assistant", "content": None})
-            calls = messages[-1].get("tool_calls", [])
+            calls = _listed(messages[-1], "tool_calls", place, left)
             messages[-1] = {**messages[-1], "tool_calls": [*calls, {"function": function}]}
         elif kind == "function_call_output":
             messages.append({"role": "tool", "content": item.get("output")})

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -169,10 +169,6 @@ class Comparison:
     merged_seconds: float
 
 
-_TRIALS: Final = TypeAdapter(list[Trial])
-_COMPARISON: Final = TypeAdapter(Comparison)
-
-
 def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparison:
     """Tune a checkpoint and write its directory; a killed call goes on, a finished one is found."""
     rows = list({row.conversation: row for row in rows}.values())  # the last request of each
@@ -194,20 +190,21 @@ def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparis
         "rows": [[sha256_bytes(i.tobytes()) for i in (row.prompt, row.reply)] for row in rows],
         "parts": [row.parts for row in rows],
     }
-    compared: list[Comparison] = []
+    build_once(
+        out,
+        sha256_bytes(canonical_json(decisive).encode()),
+        lambda folder: _tune(trained, held, options, folder),
+        kind="tuned",
+        schema=1,
+        resumable=True,
+        wait_seconds=0.0,
+    )
+    return TypeAdapter(Comparison).validate_python(read_json(out / "comparison.json"))
 
-    def build(folder: Path) -> None:
-        compared.append(_tuned(trained, held, options, folder))
 
-    key = sha256_bytes(canonical_json(decisive).encode())
-    file = out / "comparison.json"
-    build_once(out, key, build, kind="tuned", schema=1, resumable=True, wait_seconds=0.0)
-    return compared[0] if compared else _COMPARISON.validate_python(read_json(file))
-
-
-def _tuned(
+def _tune(
     trained: Sequence[PromptRow], held: Sequence[PromptRow], options: TuneOptions, folder: Path
-) -> Comparison:
+) -> None:
     """Do what is not done yet in a folder, whose ``state`` is no part of the result."""
     work = folder / STATE / "tuning"
     _tell_time(trained, held, options, work / "checkpoint", folder / "checkpoint")
@@ -247,13 +244,10 @@ def _tuned(
         if trials:
             checkpoint = of_at_least(checkpoint, trials[-1].shortest)
         checkpoint.save(folder / "checkpoint")
-    trials = _TRIALS.validate_python(read_json(trials_file))
+    trials = TypeAdapter(list[Trial]).validate_python(read_json(trials_file))
     logger.info("comparing %d held-out requests", len(held))
     umim = UMIM.from_pretrained(folder / "checkpoint", backbone=backbone)
-    shortest = trials[-1].shortest if trials else None
-    compared = replace(compare(umim, held), shortest=shortest, trials=trials)
-    write_json(folder / "comparison.json", asdict(compared))
-    return compared
+    write_json(folder / "comparison.json", asdict(compare(umim, held, trials)))
 
 
 @torch.no_grad()
@@ -358,7 +352,7 @@ def length_trials(
 
 
 @torch.no_grad()
-def compare(umim: UMIM, rows: Sequence[PromptRow]) -> Comparison:
+def compare(umim: UMIM, rows: Sequence[PromptRow], trials: list[Trial]) -> Comparison:
     """Measure prompts with their logged replies, and some greedy answers, raw and merged."""
     models = umim.merged_model.base(), umim.merged_model
     replied = [row for row in rows if len(row.reply)]
@@ -378,8 +372,8 @@ def compare(umim: UMIM, rows: Sequence[PromptRow]) -> Comparison:
             seconds[n] += made.timings.first_token / len(asked)
         equal += texts[0] == texts[1]
     return Comparison(
-        shortest=None,
-        trials=[],
+        shortest=trials[-1].shortest if trials else None,
+        trials=trials,
         requests=len(replied),
         tokens=sum(len(row.prompt) for row in rows),
         saved=_saved(umim.merged_model, rows),
