@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.text.roles import Role
+from umim_core.traffic import prompt_rows as prompt_rows_module
 from umim_core.traffic.prompt_rows import PromptRow, prompt_rows
 from umim_core.traffic.requests import Left, read_requests
 
@@ -32,12 +34,16 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 
 def rows_of(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, *logged: object, roles: tuple[Role, ...]
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *logged: object,
+    roles: tuple[Role, ...],
+    **context: int,
 ) -> tuple[list[PromptRow], Left]:
     (folder / "log.jsonl").write_text("\n".join(map(json.dumps, logged)))
     left = Left()
     requests = read_requests((str(folder),), None, left)
-    return list(prompt_rows(requests, tokenizer, roles, left)), left
+    return list(prompt_rows(requests, tokenizer, roles, left, **context)), left
 
 
 REPLIES = {
@@ -156,6 +162,36 @@ def test_parts_of_a_content_are_one_text_and_tell_conversations_apart(
     assert tokenizer.decode(rows[0].reply) == SHOWN_CALL
     assert len({row.conversation for row in rows}) == 3
     assert json.dumps(TOOL) in tokenizer.decode(rows[2].prompt)
+
+
+@pytest.mark.parametrize("kind", ["messages", "response", "text"])
+def test_what_does_not_fit_the_context_is_counted_and_not_tokenized_whole(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    tokenizer.chat_template = PLAIN
+    short: dict[str, Any] = {"messages": [ASK, {"role": "assistant", "content": "It."}]}
+    long = {**ASK, "role": "assistant", "content": "Find the array. " * 60_000}
+    logged = {"text": long["content"], **(short if kind != "text" else {})}
+    if kind == "messages":
+        logged["messages"] = [long, ASK]
+    elif kind == "response":
+        logged["response"] = {"choices": [{"message": long}]}
+
+    def guarded(encoded: Callable[..., Any]) -> Callable[..., Any]:
+        def of_short(tokenizer: object, text: str, *more: object) -> object:
+            assert len(text) < 1000
+            return encoded(tokenizer, text, *more)
+
+        return of_short
+
+    for name in ("encode", "encode_parts"):
+        monkeypatch.setattr(prompt_rows_module, name, guarded(getattr(prompt_rows_module, name)))
+    ([row], left) = rows_of(tmp_path, tokenizer, short, logged, roles=("user",), most=64)
+    size = len(row.prompt) + len(row.reply)
+    assert left.reasons == {"request that does not fit the model's context": 1}
+    for most, answer, found in ((size, 0, 1), (size - 1, 0, 0), (64, 64, 0)):
+        rows, _ = rows_of(tmp_path, tokenizer, short, roles=(), most=most, answer=answer)
+        assert len(rows) == found
 
 
 def test_texts_merge_whole_and_what_no_template_writes_is_counted(

@@ -14,7 +14,6 @@ from umim_core.cli.console_output import JsonFlag, log_lines
 from umim_core.errors import CorpusError, require
 
 if TYPE_CHECKING:
-    from umim_core.traffic.prompt_rows import PromptRow
     from umim_core.tuning.tune import Comparison, ReplyChange
 
 _ROLES: Final = ["user", "system", "tools", "tool"]
@@ -73,14 +72,9 @@ def tune(
     use_gpu = shared.on_gpu(device)
     left = Left()
     requests = list(read_requests(tuple(logs), kind, left))
-    rows: list[PromptRow] = []
-    most = trained_context(model)
-    for row in prompt_rows(requests, load_tokenizer(model), merging, left):
-        # A prompt is answered with REPLY tokens, too.
-        if most is None or len(row.prompt) + max(len(row.reply), REPLY) <= most:
-            rows.append(row)
-        else:
-            left.add("request that does not fit the model's context", row.place)
+    tokenizer, most = load_tokenizer(model), trained_context(model)
+    # A prompt is answered with REPLY tokens, too.
+    rows = list(prompt_rows(requests, tokenizer, merging, left, most, REPLY))
     require(
         bool(rows),
         CorpusError,

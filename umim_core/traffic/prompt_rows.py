@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.roles import MESSAGE_ROLES, Role
 from umim_core.text.template_process import render_chat
 from umim_core.text.token_ids import encode
+from umim_core.text.tokens import PIECE_CHARS, tokenize_parts
 from umim_core.traffic.requests import Left, Message, Request, dumped
 
 if TYPE_CHECKING:
@@ -48,22 +49,40 @@ def prompt_rows(
     tokenizer: PreTrainedTokenizerBase,
     roles: Sequence[Role],
     left: Left,
+    most: int | None = None,
+    answer: int = 0,
 ) -> Iterator[PromptRow]:
-    """Yield requests as the tokenizer's template writes them; ``left`` gets what it cannot."""
+    """Yield requests as the tokenizer's template writes them; ``left`` gets what it cannot.
+
+    Those go there, too, that have more than ``most`` tokens with a reply, which has at least
+    ``answer``. They are not tokenized whole: a megabyte takes 150 of memory.
+    """
     for request in requests:
+        read: _Written | None = None
         if request.messages is None:
-            ids = np.array(encode(tokenizer, request.prompt[0].text), dtype=np.int64)
-            read: _Written = ids, ((0, len(ids)),), ids[:0]
+            if _fits(text := request.prompt[0].text, tokenizer, most):
+                ids = np.array(encode(tokenizer, text), dtype=np.int64)
+                read = ids, ((0, len(ids)),), ids[:0]
         else:
             try:
-                read = _either(request.messages, request, tokenizer, roles, left)
+                read = _either(request.messages, request, tokenizer, roles, left, most)
             except GenerationError:
                 left.add("chat that the model's template cannot write", request.place)
                 continue
-        if len(read[0]):
+        if read is None or (most is not None and len(read[0]) + max(len(read[2]), answer) > most):
+            left.add("request that does not fit the model's context", request.place)
+        elif len(read[0]):
             yield PromptRow(request.place, request.conversation, *read)
         else:
             left.add("request without tokens", request.place)
+
+
+def _fits(text: str, tokenizer: PreTrainedTokenizerBase, most: int | None) -> bool:
+    """Return whether a text may have at most ``most`` tokens; a long one is read up to those."""
+    if most is None or len(text) <= PIECE_CHARS:
+        return True
+    sizes = accumulate(len(ids) for ids, _ in tokenize_parts([(text, True)], tokenizer))
+    return all(size <= most for size in sizes)
 
 
 def _either(
@@ -72,7 +91,8 @@ def _either(
     tokenizer: PreTrainedTokenizerBase,
     roles: Sequence[Role],
     left: Left,
-) -> _Written:
+    most: int | None,
+) -> _Written | None:
     """Write a chat as it is, with common names of its roles, or with its tools as texts.
 
     A template that knows no developer or no tools refuses these, or drops them.
@@ -86,7 +106,7 @@ def _either(
         if form in forms[:number]:
             continue
         try:
-            written = _written(*form, tokenizer, roles)
+            written = _written(*form, tokenizer, roles, most)
         except GenerationError as error:
             refused.append(error)
             continue
@@ -102,10 +122,13 @@ def _written(
     tools: list[Message] | None,
     tokenizer: PreTrainedTokenizerBase,
     roles: Sequence[Role],
-) -> _Written:
+    most: int | None,
+) -> _Written | None:
     written = write_chat(messages, tokenizer, tools, roles)
-    ids, parts = encode_parts(tokenizer, written.text, written.places)
     said = "" if answer is None else _reply(messages, answer, tools, tokenizer, written.text)
+    if not all(_fits(text, tokenizer, most) for text in (written.text, said)):
+        return None
+    ids, parts = encode_parts(tokenizer, written.text, written.places)
     return ids, parts, np.array(encode(tokenizer, said), dtype=np.int64)
 
 
