@@ -36,12 +36,9 @@ UNKNOWN_DESIGN = (
 
 
 def register(models):
-    """Add the model to the registry and to the table of lm-eval.
+    """Add the model to the registry and, in the module ``lm_eval.models``, to the table of lm-eval.
 
     An lm-eval of another design is left as it is, with a line in the log, rather than broken.
-
-    Args:
-        models: The imported module ``lm_eval.models``.
     """
     try:
         from lm_eval.api.registry import model_registry
@@ -66,15 +63,9 @@ class RegisterAfterImport:
     """Find ``lm_eval.models`` and register the model after that module has run."""
 
     def find_spec(self, fullname, path=None, target=None):
-        """Return the real spec of ``lm_eval.models`` with its loader extended, else ``None``.
+        """Return the other finders' spec of ``lm_eval.models`` with its loader extended, else None.
 
-        Args:
-            fullname: Dotted name that is being imported.
-            path: Search path of the parent package.
-            target: Module that is being reloaded, if any.
-
-        Returns:
-            The spec that the other finders give, or ``None`` to leave the import to them.
+        None leaves the import to them.
         """
         if fullname != WATCHED:
             return None

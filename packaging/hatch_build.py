@@ -17,12 +17,7 @@ class StartUpFileHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the start-up files when the wheel is editable.
-
-        Args:
-            version: The build variant, ``"standard"`` or ``"editable"``.
-            build_data: What goes into the wheel; changed in place.
-        """
+        """Add the start-up files to ``build_data`` if the build variant is ``editable``."""
         if version == "editable":
             for name in START_UP_FILES:
                 build_data["force_include_editable"][f"packaging/{name}"] = name

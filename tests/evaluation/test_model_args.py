@@ -11,7 +11,7 @@ import pytest
 from tests.evaluation.conftest import likelihoods
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.errors import CheckpointError, ConfigError
+from umim_core.errors import CheckpointError, ConfigError, GenerationError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.lm_eval_tasks import SpecTask
 
@@ -24,6 +24,13 @@ REFUSED = [
     ({"merge": "prompt", "compare": "hf"}, "compare must be base; got compare=hf"),
     ({"merge": "none", "protect": "c"}, "protect keeps tokens from being merged"),
     ({"merge": "none", "target_tr": 0.1}, "target_tr chooses rules"),
+    ({"merge": "none", "budget": 0.1}, "budget chooses rules"),
+    ({"revision": "main"}, "revision is that of a backbone"),
+    ({"batch_size": "many"}, "batch_size must be .*auto:N; got many"),
+    ({"batch_size": 0}, "batch_size must be .*; got 0"),
+    ({"max_batch_size": 0}, "max_batch_size must be a whole number of at least 1; got 0"),
+    ({"max_length": "long"}, "max_length must be .*; got long"),
+    ({"max_length": -5.0}, "max_length must be .*; got -5.0"),
     ({"merge": "none", "allow_backbone_mismatch": "why"}, "must not come with merge=none"),
     ({"match": "umim"}, "match is the budget of a baseline"),
     ({"match": "hf", **BASELINE}, "match must be umim"),
@@ -56,6 +63,18 @@ def test_what_a_checkpoint_recommends_is_checked_as_what_is_asked_for(
     made = Checkpoint.load(checkpoint_path).recommending("none", 0)
     with pytest.raises(ConfigError, match=message):
         UmimLM(made, device="cpu", **(options | {"merge": "auto"}))
+
+
+def test_arguments_of_the_model_win_over_those_of_the_command(checkpoint_path: Path) -> None:
+    given = {"checkpoint": str(checkpoint_path), "device": "cpu", "merge": None}
+    model = UmimLM.create_from_arg_obj(given, {"device": "cuda:0", "batch_size": "2", "x": None})
+    assert (model.merge, model.device.type, model.rows_per_forward(9)) == ("none", "cpu", 2)
+    for named in (True, "default"):
+        with pytest.raises(GenerationError, match="needs a tokenizer with a chat template"):
+            model.chat_template(named)
+    assert model.chat_template(False) is None
+    with pytest.raises(ConfigError, match="prefix_token_id must be an id below"):
+        UmimLM(str(checkpoint_path), device="cpu", prefix_token_id=1 << 20)
 
 
 def test_another_backbone_is_taken_for_a_reason(
@@ -121,8 +140,12 @@ def test_errors_end_the_command_with_one_line(
     }.items():
         with pytest.raises(SystemExit, match=message):
             UmimLM.create_from_arg_string(arguments)
-    with pytest.raises(SystemExit, match=r"^umim: error: task_data must name a folder .*$"):
-        SpecTask({"task": DEFAULT_TASK, "metadata": {"task_data": str(tmp_path / "nothing")}})
+    for options, message in (
+        ({"task_data": str(tmp_path / "nothing")}, "error: task_data must name a folder .*$"),
+        ({"task_dat": "x"}, r"got task_dat\. Did you mean 'task_data'\?$"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            SpecTask({"task": DEFAULT_TASK, "metadata": options})
 
 
 def test_a_hub_checkpoint_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

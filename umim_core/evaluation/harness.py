@@ -37,7 +37,14 @@ from umim_core.backbone.model_files import PUBLISHED
 from umim_core.baselines.registry import find_baseline, own_model
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.encodable import encoding_error
-from umim_core.errors import BackboneError, ConfigError, CorpusError, EvaluationError, require
+from umim_core.errors import (
+    BackboneError,
+    ConfigError,
+    CorpusError,
+    EvaluationError,
+    GenerationError,
+    require,
+)
 from umim_core.evaluation.comparison import compare_in_evaluate
 from umim_core.evaluation.generated_rows import GeneratedText, GenKwargs, RowWriter, read_gen_kwargs
 from umim_core.evaluation.model_args import (
@@ -45,6 +52,7 @@ from umim_core.evaluation.model_args import (
     AskedMerge,
     bars_are_hidden,
     check_modes,
+    check_sizes,
     known_arguments,
     one_line_errors,
     open_model_args,
@@ -71,7 +79,7 @@ from umim_core.task_sets.generation_spec import GENERATION_TASKS
 from umim_core.task_sets.spec import TASKS, cue_of
 from umim_core.text.chat_parts import content_places, encode_parts
 from umim_core.text.roles import USER, Role
-from umim_core.text.template_process import Chat, Tools
+from umim_core.text.template_process import Chat, Tools, template_of
 
 _log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its is
 _OWN: Final = "umim_"
@@ -178,7 +186,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
     Raises:
         ConfigError: If ``merge`` or ``method`` is unknown, a method comes with another ``merge``
-            than ``prompt``, what needs merging (``raw_tail``, ``compare``, ``target_tr``) with
+            than ``prompt``, what needs merging (``raw_tail``, ``compare``, ``budget`` ...) with
             ``none``, ``match`` without a method, or ``target_tr`` with ``match``, with ``budget``
             or with a span merger.
         CheckpointError: If the checkpoint cannot be loaded.
@@ -214,6 +222,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         given: AskedMerge = "none" if merge is None else merge
         rules_tr = target_tr if method is None else None
         check_rule_choice(budget, rules_tr)
+        check_sizes(batch_size, max_batch_size, max_length)
+        rule, remedy = "revision is that of a backbone on the hub", "Name the backbone, too."
+        require(not revision or isinstance(backbone, str), ConfigError, rule, revision, remedy)
         check = partial(
             check_modes,
             compare=compare,
@@ -221,6 +232,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             method=method,
             target_tr=target_tr,
             protect=protect,
+            budget=budget,
             roles=named_roles,
             allow_backbone_mismatch=allow_backbone_mismatch,
         )
@@ -246,6 +258,11 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         self.backbone = merged_model.backbone
         if self.backbone.tokenizer is None:
             raise BackboneError("lm-eval needs a tokenizer", self.backbone.name, "Attach one.")
+        if prefix_token_id is not None:
+            vocabulary = self.backbone.vocab_size
+            rule = f"prefix_token_id must be an id below {vocabulary}"
+            fits = type(prefix_token_id) is int and 0 <= prefix_token_id < vocabulary
+            require(fits, ConfigError, rule, prefix_token_id, "Leave it out.")
         super().__init__(
             pretrained=self.backbone.model,
             tokenizer=self.backbone.tokenizer,
@@ -273,6 +290,21 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             self.scorer = Scorer(merged_model, self.merge, self.max_length)
         read = self.backbone.name, self.backbone.dtype, self.merge, raw_tail
         _log.info("umim: backbone %s, %s, merge=%s, raw_tail=%d", *read)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> UmimLM:
+        """Let the model's arguments win over the command's, whose device has a default."""
+        named = (additional_config or {}).items()
+        return cls(**({name: value for name, value in named if value is not None} | arg_dict))
+
+    @one_line_errors()
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        if chat_template is True or (chat_template and self.tokenizer.chat_template is None):
+            template_of(self.tokenizer, None)  # that there is none is an error of ours
+        found: str | None = super().chat_template(chat_template)
+        return found
 
     def get_model_info(self) -> dict[str, Any]:
         """Add what was realised to lm-eval's result file (``config.umim``), in all and by task."""
@@ -519,7 +551,11 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def _gen_kwargs(self, options: dict[str, Any]) -> GenKwargs:
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         options = {**options, "until": options.get("until") or []}
-        settings = dict(normalize_gen_kwargs(options, self.max_gen_toks))
+        try:
+            settings = dict(normalize_gen_kwargs(options, self.max_gen_toks))
+        except (TypeError, ValueError) as error:
+            rule = "lengths of generation kwargs must be numbers"
+            raise GenerationError(rule, str(error), "Correct the task's kwargs.") from error
         until, warn = handle_stop_sequences(settings.pop("until"), eos), partial(warning_once, _log)
         return read_gen_kwargs(settings, until, self.backbone, (self.eot_token_id, eos), warn)
 

@@ -47,6 +47,7 @@ def check_modes(
     method: str | None = None,
     target_tr: float | None = None,
     protect: str | Sequence[str] | None = None,
+    budget: float | None = None,
     roles: Sequence[str] | None = None,
     allow_backbone_mismatch: str | None = None,
     merge: Merge,
@@ -75,6 +76,7 @@ def check_modes(
         ),
         "compare=base needs a model that merges": none and compare is not None,
         "protect keeps tokens from being merged": none and protect,
+        "budget chooses rules": none and budget is not None,
         "roles say whose contents of a chat merge": none and roles is not None,
         "target_tr chooses rules, or is the budget of a baseline (method)": none and target,
         "allow_backbone_mismatch must not come with merge=none, which takes any backbone": (
@@ -85,6 +87,18 @@ def check_modes(
     for rule, is_broken in broken.items():
         require(not is_broken, ConfigError, rule, value, "Leave one of them out.")
     return None if method is None or target_tr is None else TargetReduction(target_tr)
+
+
+def check_sizes(batch_size: int | str, max_batch_size: int, max_length: int | None) -> None:
+    """Refuse sizes that are none: lm-eval's command passes on whatever it is given."""
+    of_batch = str(batch_size).removeprefix("auto:")
+    rule = "batch_size must be a whole number of at least 1, auto or auto:N"
+    fits = of_batch == "auto" or (of_batch.isdecimal() and int(of_batch) > 0)
+    require(fits, ConfigError, rule, batch_size, "Use auto.")
+    for name, size in {"max_batch_size": max_batch_size, "max_length": max_length}.items():
+        rule = f"{name} must be a whole number of at least 1"
+        fits = size is None or (type(size) is int and size > 0)
+        require(fits, ConfigError, rule, size, "Correct it, or leave it out.")
 
 
 def recommended(

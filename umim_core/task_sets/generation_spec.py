@@ -136,7 +136,7 @@ GenerationRow = dict[str, Any]
 
 
 _LEAST: Final = {"task_new_tokens": 1, "task_questions": 1, "task_seed": 0}
-_OTHERS: Final = {"task_data", "task_features"}  # of tasks that are not generated
+_OTHERS: Final = ("task_data", "task_features")  # of tasks that are not generated
 
 
 @dataclass(frozen=True)
@@ -158,14 +158,14 @@ class TaskOptions:
     @classmethod
     def read(cls, metadata: Mapping[str, object]) -> Self:
         """Take the options out of a task's metadata, where model arguments stand too."""
-        rule = f"an option of tasks must be one of {', '.join(_LEAST)}"
+        rule = f"an option of tasks must be one of {', '.join((*_LEAST, *_OTHERS))}"
         options = {
             name: value
             for name, value in metadata.items()
             if name.startswith("task_") and name not in _OTHERS
         }
         for name in options:
-            remedy = did_you_mean(name, _LEAST) or "Leave it out."
+            remedy = did_you_mean(name, (*_LEAST, *_OTHERS)) or "Leave it out."
             require(name in _LEAST, ConfigError, rule, name, remedy)
         return cls(**options)  # type: ignore[arg-type]  # __post_init__ checks the values
 

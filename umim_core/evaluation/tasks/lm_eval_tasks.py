@@ -108,6 +108,7 @@ def with_stock(config: Mapping[str, Any]) -> dict[str, Any]:
         (folder,) = lm_eval.tasks.__path__
         filled_in = load_yaml(Path(folder) / f"{config['stock']}.yaml")
     metadata = (filled_in.get("metadata") or {}) | (config.get("metadata") or {})
+    TaskOptions.read(metadata)  # a misspelt one is an error
     filled_in = {**filled_in, **config} | ({"metadata": metadata} if metadata else {})
     return {name: value for name, value in filled_in.items() if name not in _OWN}
 
@@ -203,6 +204,7 @@ class SpecTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no type
 
     @one_line_errors()
     def __init__(self, config: dict[str, Any]) -> None:
+        TaskOptions.read(config["metadata"])
         filled_in = lm_eval_config(TASKS.find(config["task"]))
         super().__init__(
             config=filled_in | {"metadata": filled_in["metadata"] | config["metadata"]}
