@@ -30,8 +30,7 @@ from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.config.rule_options import RuleOptions
-from umim_core.errors import ArtifactError
-from umim_core.merging.likelihood import check_positions
+from umim_core.errors import ArtifactError, EvaluationError
 from umim_core.mining.confidence import SpanCounts, add_span_counts, confidence_counts
 from umim_core.mining.mine import count, excluded_ids, rules_of
 from umim_core.progress import followed, leave_note
@@ -206,7 +205,7 @@ def count_spans(
     most = int(whole[-1]) if options.confidence_tokens is None else options.confidence_tokens
     offsets = whole[: most // length + 1]
     model = load_backbone(backbone, revision=revision, dtype=dtype, device=device)
-    check_positions(model, length, "Lower segment_length.")
+    model.check_positions("rows", length, EvaluationError, "Lower segment_length.")
     pieces = _pieces(offsets)
     parts: list[SpanCounts] = []
     for number, (first, last) in enumerate(pieces):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
-from umim_core.errors import ConfigError, CorpusError, RuleSetError, require
+from umim_core.errors import ConfigError, CorpusError, EvaluationError, RuleSetError, require
 from umim_core.mining.counting import (
     NO_KEYS,
     Counter,
@@ -201,10 +201,9 @@ def mine_rules(
     check_absent(out)
     length = chosen.length
     if backbone is not None:
-        from umim_core.merging.likelihood import check_positions
-        from umim_core.mining.confidence import confidence_counts  # they need torch
+        from umim_core.mining.confidence import confidence_counts  # it needs torch
 
-        check_positions(backbone, length, "Lower segment_length.")
+        backbone.check_positions("rows", length, EvaluationError, "Lower segment_length.")
         known: PreTrainedTokenizerBase | None = backbone.require_tokenizer()
     else:
         known = None if tokenizer is None else load_tokenizer(tokenizer)
