@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +19,13 @@ from support.engine_matrix import (
     SAMPLED,
     VOCAB,
     build,
+    merging_engine,
     module_for,
     random_prompts,
     random_rules,
     settings,
 )
-from support.merged_models import placed, random_merged_model
+from support.merged_models import random_merged_model
 from support.pairwise import pairwise
 from umim_core import UMIM
 from umim_core.config.form import Merge
@@ -44,21 +46,17 @@ SIZES = ((9, 12), (17, 5), (3, 20), (11, 1), (24, 9))
 STORE = 1 << 24
 
 
-def model(kind: str) -> MergedModel:
+def engine_of(kind: Any) -> Engine:
     """Merged at the input in compact or preserved positions, or with adapters behind a layer."""
+    backbone, rules = build("llama"), random_rules(0, False)
     if kind == "inside":
-        return random_merged_model(build("llama"), random_rules(0, False), 1, 2)
-    backbone = build("llama")
-    positions = "preserved" if kind == "preserved" else "compact"
-    return placed(
-        MergedModel(backbone, module_for(backbone), random_rules(0, False)),
-        positions,
-    )
+        return Engine(random_merged_model(backbone, rules, 1, 2))
+    return merging_engine(backbone, rules, kind)
 
 
-def prompts(seed: int, vocab: int) -> list[np.ndarray]:
+def prompts(seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
-    return [rng.integers(1, min(vocab, VOCAB), size) for size, _ in SIZES]
+    return [rng.integers(1, VOCAB, size) for size, _ in SIZES]
 
 
 Units = list[bytes]
@@ -66,7 +64,7 @@ Units = list[bytes]
 
 def model_columns(columns: int) -> tuple[UnitCache, int]:
     """A row of so many columns."""
-    batch = Batch(Engine(model("compact")), PrefixStore(0))
+    batch = Batch(engine_of("compact"), PrefixStore(0))
     batch.join([np.ones(columns, dtype=np.int64)], settings(1, merge="none"))
     return batch._requests[0].places[0]
 
@@ -93,29 +91,24 @@ def drive(batch: Batch, waiting: list[tuple], apart: int = 2) -> list[list[Row]]
     return joined
 
 
-def assert_same(rows: Sequence[Row], alone: Sequence[Row]) -> None:
-    for live, row in zip(rows, alone, strict=True):
-        assert live.ids == row.ids
-        assert live.stop_reason == row.stop_reason
-
-
 @pytest.mark.parametrize("merge", ["all", "prompt", "none"])
 @pytest.mark.parametrize("kind", ["compact", "preserved", "inside"])
 def test_rows_that_come_and_go_get_the_tokens_of_a_request_alone(kind: str, merge: str) -> None:
-    merged_model = model(kind)
-    engine, request = Engine(merged_model), GenerateOptions(merge=merge, raw_tail=0, seed=3)
-    ids = prompts(1, merged_model.backbone.vocab_size)
+    request = GenerateOptions(merge=merge, raw_tail=0, seed=3)
+    engine, ids = engine_of(kind), prompts(1)
     batch = Batch(engine, PrefixStore(STORE))
     waiting = [(ids[b], replace(request, max_new_tokens=new)) for b, (_, new) in enumerate(SIZES)]
     for rows, prompt, (_, new) in zip(drive(batch, waiting), ids, SIZES, strict=True):
-        assert_same(rows, engine.generate([prompt], replace(request, max_new_tokens=new)).rows)
+        [live], options = rows, replace(request, max_new_tokens=new)
+        [row] = engine.generate([prompt], options).rows
+        assert (live.ids, live.stop_reason) == (row.ids, row.stop_reason)
 
 
 def test_rows_that_leave_early_leave_the_others_as_they_are() -> None:
     """Of two requests, one with samples: those that stay are those of the engine."""
-    engine, prompt = Engine(model("compact")), prompts(2, VOCAB)
+    engine, prompt = engine_of("compact"), prompts(2)
     options = settings(8, do_sample=True, num_return_sequences=3, seed=11)
-    batch = Batch(Engine(model("compact")), PrefixStore(STORE))
+    batch = Batch(engine_of("compact"), PrefixStore(STORE))
     samples, (single,) = batch.join([prompt[0]], options), batch.join([prompt[1]], settings(9))
     for step in range(8):
         if step == 3:
@@ -130,10 +123,10 @@ def test_rows_that_leave_early_leave_the_others_as_they_are() -> None:
 
 
 def test_rows_that_evict_run_beside_rows_that_merge_and_are_not_kept() -> None:
-    engine = Engine(model("compact"))
+    engine = engine_of("compact")
     requests = [
         (np.array([0, 3, 0, 6, 0, 1, 2, 3]), settings(12, merge="none", span_eviction=0)),
-        (prompts(2, VOCAB)[1], settings(12, merge="all", logprobs=2)),
+        (prompts(2)[1], settings(12, merge="all", logprobs=2)),
     ]
     batch = Batch(engine, PrefixStore(STORE))
     together = [row for rows in drive(batch, list(requests)) for row in rows]
@@ -148,18 +141,14 @@ def test_rows_that_evict_run_beside_rows_that_merge_and_are_not_kept() -> None:
 
 @pytest.mark.parametrize("kind", ["compact", "preserved", "inside"])
 def test_a_chat_that_goes_on_evaluates_only_what_is_new(kind: str) -> None:
-    merged_model = model(kind)
-    vocab = merged_model.backbone.vocab_size
-    engine, request = (
-        Engine(merged_model),
-        GenerateOptions(max_new_tokens=4, merge="prompt", raw_tail=2),
-    )
+    request = GenerateOptions(max_new_tokens=4, merge="prompt", raw_tail=2)
+    engine = engine_of(kind)
     batch, rng = Batch(engine, PrefixStore(STORE)), np.random.default_rng(5)
     said: list[int] = []
     parts: list[tuple[int, int]] = []
     held = 0
     for turn in range(4):
-        new = rng.integers(1, min(vocab, VOCAB), 9).tolist()
+        new = rng.integers(1, VOCAB, 9).tolist()
         parts.append((len(said), len(said) + len(new)))
         said += new
         prompt = PromptIds(np.array(said), tuple(parts))
@@ -173,7 +162,7 @@ def test_a_chat_that_goes_on_evaluates_only_what_is_new(kind: str) -> None:
 
 
 def test_what_is_kept_is_bounded_the_oldest_goes_and_what_is_larger_pushes_nothing_out() -> None:
-    engine, request = Engine(model("compact")), settings(2, merge="none")
+    engine, request = engine_of("compact"), settings(2, merge="none")
     ids, starts = [np.full(30, number) for number in range(1, 9)], np.arange(30)
     probe = PrefixStore(STORE)
     drive(Batch(engine, probe), [(ids[0], request)])
@@ -232,7 +221,7 @@ def test_the_store_finds_what_comparing_all_rows_finds() -> None:
 
 
 def test_a_row_that_cannot_be_or_go_on_fails_alone() -> None:
-    engine, ids = Engine(model("compact")), prompts(8, VOCAB)
+    engine, ids = engine_of("compact"), prompts(8)
     batch = Batch(engine, PrefixStore(STORE))
     (bad,), (good,) = (batch.join([ids[b]], settings(3)) for b in (0, 1))
     with pytest.raises(GenerationError, match="positions"):
@@ -247,7 +236,7 @@ def test_a_row_that_cannot_be_or_go_on_fails_alone() -> None:
 
 
 def test_an_error_is_of_the_rows_that_run_and_ends_the_request() -> None:
-    engine, ids = Engine(model("compact")), prompts(8, VOCAB)[:2]
+    engine, ids = engine_of("compact"), prompts(8)[:2]
 
     def fail(raw_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if raw_ids.shape[1] == len(ids[1]) + 2:
@@ -272,7 +261,7 @@ def test_a_row_that_may_be_shorter_gets_the_tokens_that_there_is_room_for(
     kind: str, tokens: int
 ) -> None:
     ids = np.random.default_rng(tokens).integers(0, VOCAB, tokens)
-    batch = Batch(Engine(model(kind)))
+    batch = Batch(engine_of(kind))
     (row,) = batch.join([ids], settings(200), shorten=True)
     while batch.rows:
         batch.step()

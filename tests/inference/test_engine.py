@@ -22,7 +22,7 @@ from support.engine_matrix import (
 )
 from support.merged_models import placed, random_merged_model
 from support.pairwise import pairwise
-from support.tiny_models import random_model, tiny_config, written_by_transformers
+from support.tiny_models import forwards_of, random_model, tiny_config, written_by_transformers
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
@@ -58,15 +58,6 @@ def chain() -> Backbone:
 
 def chained(chain: Backbone, rules: list[tuple[int, ...]]) -> Engine:
     return Engine(MergedModel(chain, LastToken(), Matcher(RuleSet.from_spans(rules))))
-
-
-def widths_of(backbone: Backbone, seen: list[int]) -> torch.utils.hooks.RemovableHandle:
-    """Record how many units per row each forward of the trunk reads."""
-
-    def note(_: object, __: object, inputs: dict[str, torch.Tensor]) -> None:
-        seen.append(inputs["inputs_embeds"].shape[1])
-
-    return backbone.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
 
 
 # Rules, prompts and options; of each row the ids, merged spans, units after each step, and the end.
@@ -168,10 +159,8 @@ def test_a_row_alone_equals_the_row_in_a_batch_and_its_samples(
         alone = engine.generate([prompts[0]], ends)
         assert alone.rows == (together.rows[b],)
         assert engine.generate([prompts[1]], ends, past=alone.state).rows == (more.rows[b],)
-    seen: list[int] = []
-    handle = widths_of(engine.backbone, seen)
-    shared = engine.generate(first, settings(**SAMPLED, num_return_sequences=3, seed=0))
-    handle.remove()
+    with forwards_of(engine.backbone.trunk) as seen:
+        shared = engine.generate(first, settings(**SAMPLED, num_return_sequences=3, seed=0))
     assert len(seen) == 16  # one prefill, then one forward per token but the last
     apart = engine.generate([p for p in first for _ in range(3)], settings(**SAMPLED, seed=0))
     assert shared.rows == apart.rows and len({row.ids for row in shared.rows}) > 3
@@ -242,11 +231,13 @@ def test_turns_without_rules_equal_one_text_that_is_read_once(name: str) -> None
     backbone = build(name)
     engine = Engine(MergedModel.without_merging(backbone))
     first = engine.generate([[1, 2]], settings(3, **SAMPLED, num_return_sequences=2, seed=0))
-    seen: list[int] = []
-    handle = widths_of(backbone, seen)
-    second = engine.generate([[4], [5, 6]], settings(3), past=first.state)
-    handle.remove()
-    assert seen == [3, 1, 1]  # the token that was never fed, the new ones; then one a step
+    with forwards_of(backbone.trunk) as seen:
+        second = engine.generate([[4], [5, 6]], settings(3), past=first.state)
+    assert seen == [
+        (2, 3),
+        (2, 1),
+        (2, 1),
+    ]  # the unfed token and the new ones; one a step
     for b, added in enumerate(([4], [5, 6])):
         whole, row = [1, 2, *first.rows[b].ids, *added], second.rows[b]
         assert row.ids == engine.generate([whole], settings(3)).rows[0].ids

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from support.merged_models import random_merged_model
+from support.tiny_models import forwards_of
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -26,27 +27,15 @@ def umim(request: pytest.FixtureRequest, tiny_umim: UMIM, tiny_llama: Backbone) 
     return UMIM(tiny_llama, Checkpoint.of(inside))
 
 
-def widths_of(umim: UMIM, seen: list[tuple[int, int]]) -> torch.utils.hooks.RemovableHandle:
-    """Note rows and units of each forward of the layers from the merge depth on."""
-
-    def note(_: object, __: object, inputs: dict[str, torch.Tensor]) -> None:
-        rows, units, _ = inputs["inputs_embeds"].shape
-        seen.append((rows, units))
-
-    return umim.merged_model.trunk.upper.trunk.register_forward_pre_hook(note, with_kwargs=True)
-
-
 def test_three_questions_on_one_prefix_read_the_document_once(umim: UMIM) -> None:
     whole = [umim.generate(f"{DOCUMENT} {question}", **OPTIONS) for question in QUESTIONS]
     units = len(umim.compress(DOCUMENT).units)
     sizes = [len(umim.compress(question).units) for question in QUESTIONS]
-    seen: list[tuple[int, int]] = []
-    hook = widths_of(umim, seen)
-    prefix = umim.prefix(DOCUMENT, merge="prompt")
-    found = [umim.generate(question, past=prefix, **OPTIONS) for question in QUESTIONS]
-    together = umim.generate(QUESTIONS, past=prefix, **OPTIONS)
-    again = umim.generate(QUESTIONS[0], past=prefix, **OPTIONS)
-    hook.remove()
+    with forwards_of(umim.merged_model.trunk.upper.trunk) as seen:
+        prefix = umim.prefix(DOCUMENT, merge="prompt")
+        found = [umim.generate(question, past=prefix, **OPTIONS) for question in QUESTIONS]
+        together = umim.generate(QUESTIONS, past=prefix, **OPTIONS)
+        again = umim.generate(QUESTIONS[0], past=prefix, **OPTIONS)
     steps = [(1, 1)] * 5
     alone = [step for size in sizes for step in ((1, size), *steps)]
     batch = [(3, max(sizes)), *[(3, 1)] * 5]

@@ -237,9 +237,13 @@ def test_a_base_score_is_the_sum_of_the_models_log_probabilities(umim: UMIM) -> 
 
 
 @pytest.mark.parametrize(
-    ("contexts", "endings"), [(["a"], []), ([""], [["b"]]), (["a"], [[""]]), (["a"], [[]])]
+    ("contexts", "endings"),
+    [
+        *((["a"], []), ([""], [["b"]]), (["a"], [[""]]), (["a"], [[]])),
+        *(("a", [["b"]]), (["a"], "b"), (["a"], ["b"]), (None, None), (["a"], None), (["a"], [5])),
+    ],
 )
-def test_scores_without_tokens_are_refused(
+def test_scores_without_tokens_or_lists_are_refused(
     umim: UMIM, contexts: list[str], endings: list[list[str]]
 ) -> None:
     with pytest.raises(EvaluationError):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -86,6 +88,19 @@ def written_by_transformers(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, pad_token_id=0, **options
     )
     return out[0, ids.shape[1] :].tolist()
+
+
+@contextmanager
+def forwards_of(trunk: nn.Module) -> Iterator[list[tuple[int, ...]]]:
+    """Rows and units of each forward on embeddings within, also while they are noted."""
+    seen: list[tuple[int, ...]] = []
+    hook = trunk.register_forward_pre_hook(
+        lambda _, __, given: seen.append(tuple(given["inputs_embeds"].shape[:2])), with_kwargs=True
+    )
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 def letter_tokenizer(letters: str) -> PreTrainedTokenizerFast:

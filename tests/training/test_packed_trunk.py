@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import FalconConfig, MistralConfig
 
 from support.engine_matrix import CONFIGS, tiny_backbone
 from support.merged_models import fresh_model
-from support.tiny_models import random_backbone
+from support.tiny_models import forwards_of, random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.training.packed_trunk import PackedTrunk
 from umim_core.training.step import DistillModel
@@ -48,27 +48,17 @@ def alone(
     )
 
 
-def widths(backbone: Backbone) -> list[tuple[int, ...]]:
-    """Shapes [B, S] of what the trunk is given from here on."""
-    seen: list[tuple[int, ...]] = []
-
-    def note(_: nn.Module, __: tuple[object, ...], inputs: dict[str, Any]) -> None:
-        seen.append(tuple(inputs["inputs_embeds"].shape[:2]))
-
-    backbone.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
-    return seen
-
-
 @pytest.mark.parametrize("jumps", [False, True], ids=["counted", "jumping"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rows_get_states_and_gradients_as_alone_and_no_padding(
     name: str, jumps: bool, torch_rng: torch.Generator
 ) -> None:
     backbone = build(name, "eager" if name in PADDED else "sdpa")
-    trunk, seen = PackedTrunk(backbone), widths(backbone)
+    trunk = PackedTrunk(backbone)
     units = embeddings(backbone, LENGTHS).requires_grad_()
     positions = torch.cat([torch.arange(n) * 3 + 1 for n in LENGTHS]) if jumps else None
-    found = trunk.hidden(units, LENGTHS, positions)
+    with forwards_of(backbone.trunk) as seen:
+        found = trunk.hidden(units, LENGTHS, positions)
     assert seen == ([(5, 7)] if name in PADDED else [(1, sum(LENGTHS))])
     expected = alone(backbone, units, LENGTHS, positions)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
@@ -86,9 +76,10 @@ def test_rows_beyond_a_window_and_eager_attention_are_padded() -> None:
     for backbone, exact in ((windowed, 1e-12), (build("llama", "eager"), 1e-6)):
         attention = backbone.model.config._attn_implementation
         trunk = PackedTrunk(backbone)
-        seen, units = widths(backbone), embeddings(backbone, LENGTHS)
-        found = trunk.hidden(units, LENGTHS)
-        trunk.hidden(units[:4], [3, 1])
+        units = embeddings(backbone, LENGTHS)
+        with forwards_of(backbone.trunk) as seen:
+            found = trunk.hidden(units, LENGTHS)
+            trunk.hidden(units[:4], [3, 1])
         assert seen == [(5, 7), (1, 4) if backbone is windowed else (2, 3)]
         assert backbone.model.config._attn_implementation == attention
         torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=exact, rtol=1e-6)

@@ -19,7 +19,7 @@ from support import engine_matrix
 from support.engine_matrix import random_prompts, random_rules
 from support.merge_modules import FORMS, give_rows
 from support.merged_models import fresh_model, oracle_states, random_merged_model, units_of
-from support.tiny_models import random_model, tiny_config
+from support.tiny_models import forwards_of, random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import CorpusError
@@ -205,12 +205,9 @@ def test_the_loss_counts_the_states_that_it_is_given_and_rows_must_fit() -> None
 
 
 def test_a_micro_batch_holds_only_its_own_rows() -> None:
-    model, shapes = model_of(build("gpt2"), micro_batch=2), []
-    model.backbone.model.transformer.register_forward_pre_hook(
-        lambda trunk, args, inputs: shapes.append(tuple(inputs["inputs_embeds"].shape[:2])),
-        with_kwargs=True,
-    )
-    model(*batch([[1, 2, 1, 4, 1], [1, 1, 1, 1, 3], [2, 2, 3, 4, 1], [1, 1, 1], [1], [2]]))
+    model = model_of(build("gpt2"), micro_batch=2)
+    with forwards_of(model.backbone.trunk) as shapes:
+        model(*batch([[1, 2, 1, 4, 1], [1, 1, 1, 1, 3], [2, 2, 3, 4, 1], [1, 1, 1], [1], [2]]))
     # teacher, student; rows of fewest units first; rows of one length are a batch
     assert shapes == [(1, 2 + 9), (1, 1 + 5), (1, 7 + 12), (2, 5)]
 

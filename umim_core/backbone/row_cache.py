@@ -23,8 +23,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from umim_core.errors import GenerationError
-
 _FIRST_CAPACITY: Final = 64
 
 
@@ -33,14 +31,12 @@ class WritePlan:
     """Columns that the next forward writes; one object shared by all layers of a cache.
 
     Attributes:
-        width: Units per row W.
         view: Columns handed to attention.
         uniform_start: The common first column when all rows agree, else None.
         rows: Row indices [B, 1] (int64).
         columns: Columns written [B, W] (int64).
     """
 
-    width: int
     view: int
     uniform_start: int | None
     rows: Tensor
@@ -119,14 +115,14 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
         """
         plan = self.plan
         assert plan is not None  # noqa: S101  RowCache.begin
-        assert key_states.shape[2] == plan.width  # noqa: S101  fewer would be written several times
+        width = plan.columns.shape[1]
+        assert key_states.shape[2] == width  # noqa: S101  fewer would be written several times
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None  # noqa: S101  just allocated
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             if plan.uniform_start is not None:
-                end = plan.uniform_start + plan.width
-                buffer[:, :, plan.uniform_start : end] = states
+                buffer[:, :, plan.uniform_start : plan.view] = states
             else:  # the two index tensors come first in the result: [B, W, H, D]
                 buffer[plan.rows, :, plan.columns] = states.transpose(1, 2)
         return self.keys[:, :, : plan.view], self.values[:, :, : plan.view]
@@ -171,10 +167,7 @@ class RowCache(Cache):
         """Plan the next forward: ``width`` units per row, right padding included."""
         longest = int(self.lengths.max())
         view = longest + width
-        if view > self.max_length:
-            raise GenerationError(
-                f"a row may hold {self.max_length} units", view, "Allow a longer cache."
-            )
+        assert view <= self.max_length  # noqa: S101  who made or allowed it has counted
         uniform = bool((self.lengths == longest).all())
         if uniform:  # nothing need travel to the device
             columns = torch.arange(longest, view, device=self.device).expand(len(self.lengths), -1)
@@ -182,7 +175,7 @@ class RowCache(Cache):
             starts = self.lengths.to(self.device)
             columns = starts[:, None] + torch.arange(width, device=self.device)
         start = longest if uniform else None
-        plan = WritePlan(width, view, start, self._row_index, columns)
+        plan = WritePlan(view, start, self._row_index, columns)
         for layer in self._rows:
             layer.reserve(view)
             layer.plan = plan

@@ -66,7 +66,7 @@ def prompt_items(
         items: list[Item] = [entries]
     elif isinstance(entries, Tensor | np.ndarray):
         items = list(_rows(entries))
-    elif not _is_list(entries):
+    elif not is_list(entries):
         raise _unfit(type(entries).__name__)
     elif not entries or _is_number(entries[0]):
         items = list(_rows(entries))
@@ -79,8 +79,10 @@ def prompt_items(
     return items if mask is None else _masked(items, mask)
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview)
+def is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(
+        value, str | bytes | bytearray | memoryview
+    )
 
 
 def _is_number(value: object) -> bool:
@@ -92,7 +94,7 @@ def _item(entry: Any) -> Item:
         return entry
     if isinstance(entry, Sequence) and entry and isinstance(entry[0], Mapping):
         return cast("Chat", entry)
-    if not isinstance(entry, Tensor | np.ndarray) and not _is_list(entry):
+    if not isinstance(entry, Tensor | np.ndarray) and not is_list(entry):
         raise _unfit(f"a prompt of type {type(entry).__name__}")
     rows = _rows(entry)
     if len(rows) != 1:

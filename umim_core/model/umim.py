@@ -35,6 +35,7 @@ from umim_core.model.inputs import (
     PromptInput,
     encode_prefix,
     encode_prompts,
+    is_list,
     prompt_items,
     warn_of_padding,
 )
@@ -326,10 +327,10 @@ class UMIM:
         """
         model, encode = self.merged_model.reading(merge, raw_tail), self.backbone.encode
         require(
-            not any(isinstance(texts, str) for texts in (contexts, continuations, *continuations)),
+            all(map(is_list, (contexts, continuations))) and all(map(is_list, continuations)),
             EvaluationError,
             "contexts are a list of texts, continuations a list of such lists",
-            "a text in place of a list",
+            "something else in place of a list",
             "Put it into a list.",
         )
         require(
