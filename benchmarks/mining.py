@@ -238,7 +238,7 @@ def count(ids: str, tokens: int | None, tau: int) -> Report:
 
 
 def on_ray(ids: str, tokens: int | None, tau: int, rounds: int) -> Report:
-    """Time counting on a cluster of two cores against the bare kernel, over the same shards.
+    """Time counting on a cluster of ``THREADS`` cores and by the bare kernel, over equal shards.
 
     The start of the cluster and the first count of each side are left out.
     """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from docs.make.__main__ import main
 from docs.make.document import RESULTS
-from docs.make.results import documents_of
+from docs.make.results import benchmark_page, documents_of
 from support.tiny_adaptation import adaptation
 from tasks.report.render import Report
 
@@ -72,3 +72,25 @@ def test_a_result_file_has_its_page_and_the_figure_that_the_page_shows(tmp_path:
         assert not document.current()
         document.write()
         assert document.current()
+
+
+def test_a_page_says_how_many_cores_counted_and_that_a_peer_was_not_installed() -> None:
+    mining = json.loads((RESULTS / "mining.json").read_text("utf-8"))
+    for side in mining["sides"].values():
+        side["cores"] = 1
+    assert " tokens, 1 core each: " in benchmark_page(mining)
+    loss = {"what": "loss", "side": "ours", "seconds": SPREAD, "of_peak": 0.5, "bytes": 1}
+    gpu = {"benchmark": "gpu", "facts": FACTS | {"device": "any"}, "gates": {}, "equal": True}
+    gpu |= {
+        "failed": [],
+        "left_out": [],
+        "peak_flops": 1e12,
+        "copied_bytes": 1e12,
+        "seconds": 1.0,
+        "tiny": False,
+    }
+    pages = [
+        benchmark_page(gpu | {"distillation": [loss, *peers]})
+        for peers in ([], [loss | {"side": "Liger"}])
+    ]
+    assert ["Liger was not installed." in page for page in pages] == [True, False]
