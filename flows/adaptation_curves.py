@@ -37,7 +37,7 @@ from tasks.stages.train import (
     task_rules_stage,
     with_rules_stage,
 )
-from umim_core.adaptation.settings import BASE, WT, Setting, adaptation_steps
+from umim_core.adaptation.settings import BASE, WT, adaptation_steps
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.adaptation_recipe import AdaptationRecipe, DocstringQuestions
 from umim_core.config.corpus import DocstringCorpus
@@ -87,12 +87,8 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
         config: AdaptConfig, rules: Artifact, untrained: Mapping[str, Artifact], tau: int, seed: int
     ) -> list[ScoredPoint]:
         label, made = f"{checkpoint} tau {tau} seed {seed}", {WT: start, **untrained}
-        names = [step.name for step in adaptation_steps(config.settings) if step.training != "none"]
-        for step in adaptation_steps(config.settings):
-            if step.name in names:
-                adapted = adapted_stage(step, made, rules, task, cell, config, seed)
-                made[step.name] = run.stage(adapted, label=label, setting=step.name)
-        asked = [name for name in names if name in config.settings]
+        add_settings(run, made, rules, task, cell, config, seed, label)
+        asked = [name for name in made if name in config.settings and name not in untrained]
         return points([(ScoredModel(of, made[of], tau=tau, seed=seed), rules) for of in asked])
 
     def controlled(name: str, seed: int) -> list[ScoredPoint]:
@@ -167,25 +163,30 @@ def rules_of_task(task: Artifact, cell: Cell, config: AdaptConfig) -> StageCall:
     )
 
 
-def adapted_stage(
-    step: Setting,
-    made: Mapping[str, Artifact],
+def add_settings(
+    run: PipelineRun,
+    made: dict[str, Artifact],
     rules: Artifact,
     task: Artifact,
     cell: Cell,
     config: AdaptConfig,
     seed: int,
-) -> StageCall:
-    """Make one setting of those that it may start from, or of the rules of the task."""
-    start = rules if step.start is None else made[step.start]
-    if step.training == "none":
-        return with_rules_stage(start=start, rules=rules)
-    optimisation = config.sft if step.training == "sft" else config.dpo
-    return TRAININGS[step.training](
-        training=training_of(cell, seed, config.max_tokens, optimisation),
-        questions=Questions(task, ("train", "valid")),
-        start=start,
-    )
+    label: str,
+) -> None:
+    """Make each setting that is missing, of the one that it starts from or of the task's rules."""
+    for step in adaptation_steps(config.settings):
+        if step.name in made:
+            continue
+        start = rules if step.start is None else made[step.start]
+        call = with_rules_stage(start=start, rules=rules)
+        if step.training != "none":
+            optimisation = config.sft if step.training == "sft" else config.dpo
+            call = TRAININGS[step.training](
+                training=training_of(cell, seed, config.max_tokens, optimisation),
+                questions=Questions(task, ("train", "valid")),
+                start=start,
+            )
+        made[step.name] = run.stage(call, label=label, setting=step.name)
 
 
 def training_of(

@@ -119,12 +119,15 @@ def run(
 def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     from flows.parts import plan
     from tasks.plan.planner import memory_lines, memory_of_cells
-    from tasks.run.checks import check_backbones, check_machine
+    from tasks.run.checks import check_backbones, check_machine, check_named
     from umim_core.config.adaptation_recipe import AdaptationRecipe
     from umim_core.config.recipe import Recipe
     from umim_core.config.table_recipe import TableRecipe
 
-    unknown = check_backbones(recipe) if isinstance(recipe, Recipe) else []
+    unknown: list[str] = []
+    if isinstance(recipe, Recipe):  # of the others checkpoints may be planned
+        check_named(recipe)
+        unknown = check_backbones(recipe)
     steps, cells = plan(recipe), memory_of_cells(recipe)
     document: dict[str, object] = {"recipe": recipe.name, "stages": steps}
     if unknown:
@@ -217,30 +220,6 @@ def log_lm_eval(
 
 
 @app.command()
-def up(
-    prefect_port: PrefectPort = None, mlflow_port: MlflowPort = None, as_json: JsonFlag = False
-) -> None:
-    """Start Prefect's server, MLflow and a Prefect worker on 127.0.0.1, or find them running."""
-    _services("up", prefect_port, mlflow_port, as_json)
-
-
-@app.command()
-def down(
-    prefect_port: PrefectPort = None, mlflow_port: MlflowPort = None, as_json: JsonFlag = False
-) -> None:
-    """End the services that `up` started; their databases stay."""
-    _services("down", prefect_port, mlflow_port, as_json)
-
-
-@app.command()
-def status(
-    prefect_port: PrefectPort = None, mlflow_port: MlflowPort = None, as_json: JsonFlag = False
-) -> None:
-    """Say which services run and answer."""
-    _services("status", prefect_port, mlflow_port, as_json)
-
-
-@app.command()
 def deploy() -> None:
     """Register pool and deployments with Prefect; killed runs become Crashed."""
     from tasks.run import prefect_runs
@@ -248,25 +227,31 @@ def deploy() -> None:
     prefect_runs.deploy()
 
 
-def _services(
-    action: Literal["up", "down", "status"],
-    prefect_port: int | None,
-    mlflow_port: int | None,
-    as_json: bool,
-) -> None:
-    """Start, end or look at the services of this machine, and print how each is."""
-    from tasks.run import services
+def _add_service_command(action: str, summary: str) -> None:
+    """Add a command that calls the function of that name and prints how each service is."""
 
-    folder = artifact_root() / "services"
-    wanted = services.local_services(folder, prefect_port, mlflow_port)
-    states = getattr(services, action)(folder, wanted)
-    lines = [f"{of.name:<15} {of.state:<9} {of.url or ''}".rstrip() for of in states]
-    if action == "up":
-        prefect, mlflow, _ = wanted
-        lines.append(f"export PREFECT_API_URL={prefect.url}/api MLFLOW_TRACKING_URI={mlflow.url}")
-    emit({"services": [asdict(of) for of in states]}, lines, as_json)
+    @app.command(action, help=summary)
+    def command(
+        prefect_port: PrefectPort = None, mlflow_port: MlflowPort = None, as_json: JsonFlag = False
+    ) -> None:
+        from tasks.run import services
+
+        folder = artifact_root() / "services"
+        wanted = services.local_services(folder, prefect_port, mlflow_port)
+        states = getattr(services, action)(folder, wanted)
+        lines = [f"{of.name:<15} {of.state:<9} {of.url or ''}".rstrip() for of in states]
+        if action == "up":
+            api, mlflow = f"{wanted[0].url}/api", wanted[1].url
+            lines.append(f"export PREFECT_API_URL={api} MLFLOW_TRACKING_URI={mlflow}")
+        emit({"services": [asdict(of) for of in states]}, lines, as_json)
 
 
+for _action, _summary in {
+    "up": "Start Prefect's server, MLflow and a Prefect worker on 127.0.0.1, or find them running.",
+    "down": "End the services that `up` started; their databases stay.",
+    "status": "Say which services run and answer.",
+}.items():
+    _add_service_command(_action, _summary)
 _SHOWN: Final = {
     "umim.stage",
     "umim.pipeline",

@@ -37,7 +37,7 @@ def score_lines(table: Mapping[str, Any]) -> list[str]:
     scores: Sequence[Row] = table["scores"]
     shared = {"first": next(iter(table.get("settings") or ()), None), "reductions": REDUCTIONS}
     lines: list[str] = []
-    for metrics, rows in _by_metrics(scores, REDUCTIONS).items():
+    for metrics, rows in _by_metrics(scores).items():
         columns = file_table("score_columns.txt", rows, metrics=metrics, **shared)
         lines += ["", *table_text(columns).splitlines()]
     unrun = [f"{score['task']}: {score['not_run']}" for score in scores if "not_run" in score]
@@ -48,14 +48,12 @@ def score_lines(table: Mapping[str, Any]) -> list[str]:
     return lines[1:] if lines[:1] == [""] else lines
 
 
-def _by_metrics(
-    scores: Sequence[Row], reductions: Sequence[str]
-) -> dict[tuple[str, ...], list[Row]]:
+def _by_metrics(scores: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
     """Return the rows of tasks that were run by the metrics of a task, reductions aside."""
     of_tasks: dict[str, dict[str, None]] = {}
     for row in scores:
         names = [name for name, value in row.items() if isinstance(value, dict)]
-        own = [name for name in names if not name.endswith(_DIFFERENCE) and name not in reductions]
+        own = [name for name in names if not name.endswith(_DIFFERENCE) and name not in REDUCTIONS]
         of_tasks.setdefault(row["task"], {}).update(dict.fromkeys(own))
     grouped: dict[tuple[str, ...], list[Row]] = {}
     for row in scores:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from flows.adaptation_curves import (
-    adapted_stage,
+    add_settings,
     measure_adaptation,
     rules_of_task,
     training_of,
@@ -21,13 +21,14 @@ from tasks.report.compare import (
     ShippedResult,
     cell_label,
     require_own_names,
-    setting_of,
+    shipped_setting,
 )
 from tasks.run.checks import check_adaptation, check_headline_positions, why_absent
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import (
     CorpusText,
+    check_rows,
     corpus_stage,
     mixture_stage,
     task_stage,
@@ -65,15 +66,16 @@ from tasks.stages.table import (
     text_stage,
 )
 from tasks.stages.train import distill_stage
-from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
+from umim_core.adaptation.settings import BASE, WT, measures
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.corpus import Corpus, GeneratedCorpus, MixtureCorpus
-from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
-from umim_core.config.recipe import AdaptConfig, Cell, RunRecipe
+from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, HeadlineConfig
+from umim_core.config.recipe import AdaptConfig, Cell, Recipe, RunRecipe
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.task_sets.generation_spec import TaskOptions
 from umim_core.task_sets.spec import TASKS
+from umim_core.throughput.throughput import tokens_needed
 
 logger = logging.getLogger("umim.pipeline")
 Tasks = dict[str, Artifact]
@@ -98,13 +100,13 @@ def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResu
     shipped = find_shipped(run, sources.corpus)
     distill(run, results)
     parts: list[Callable[[], ShippedResult | None]] = [*adaptations(run, sources, results)]
-    parts += [partial(_measured, run, sources.tasks, of) for of in shipped]
+    parts += [partial(_measured, run, sources.tasks, *of) for of in shipped]
     measured = [result for result in run.run_parallel(parts) if result is not None]
     evaluate(run, sources, results)
     benchmark(run, results)
-    for of, result in zip(shipped, measured, strict=True):
-        if of.benchmark is not None:
-            result.benchmark = _timed(run, of.tokenized, of.name, of.benchmark, of.label)
+    for (name, text, by), result in zip(shipped, measured, strict=True):
+        if by.benchmark is not None and measures(shipped_setting(name), "speed"):
+            result.benchmark = _timed(run, text, name, by.benchmark, f"{name} (shipped)")
     return results, measured
 
 
@@ -181,6 +183,13 @@ def _tokenized(run: PipelineRun, corpus: Artifact, backbone: str, revision: str 
     return run.stage(tokens, label=backbone)
 
 
+def _check_text(run: PipelineRun, text: Artifact, by: Recipe | HeadlineConfig) -> None:
+    """Refuse a text that is too short to be measured; a plan has none."""
+    if not isinstance(run, Planner):
+        timed = 0 if by.benchmark is None else tokens_needed(by.benchmark)
+        check_rows(text, run.recipe.segment_length, timed)
+
+
 def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
     recipe, label, tokens = run.recipe, cell_label(cell), tokenized.part("train")
     backbone = NamedBackbone(cell.backbone, cell.revision)
@@ -223,6 +232,8 @@ def train(run: PipelineRun) -> tuple[Sources, list[CellResult]]:
 
 def distill(run: PipelineRun, results: list[CellResult]) -> None:
     """Distill each cell; whichever ends first, they are registered in the order of the recipe."""
+    for result in results:
+        _check_text(run, result.tokenized, run.recipe)
     trained = run.run_parallel([partial(_distilled, run, result) for result in results])
     for result, artifact in zip(results, trained, strict=True):
         result.settings[WT] = artifact
@@ -254,9 +265,7 @@ def _adapted(run: PipelineRun, config: AdaptConfig, task: Artifact, result: Cell
     cell, label = result.cell, cell_label(result.cell)
     rules = run.stage(rules_of_task(task, cell, config), label=label)
     made = {WT: result.settings[WT]}
-    for step in adaptation_steps(config.settings):
-        adapted = adapted_stage(step, made, rules, task, cell, config, run.recipe.seed)
-        made[step.name] = run.stage(adapted, label=label, setting=step.name)
+    add_settings(run, made, rules, task, cell, config, run.recipe.seed, label)
     result.settings |= {name: made[name] for name in made if name in config.settings}
 
 
@@ -348,55 +357,41 @@ def score(
     return scores
 
 
-@dataclass(frozen=True)
-class Shipped:
-    """A shipped checkpoint to be measured: on which text, how much, and whether it leads."""
-
-    name: str
-    setting: str
-    tokenized: Artifact
-    evaluate: EvaluateConfig
-    benchmark: BenchmarkConfig | None
-    leads: bool
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} (shipped)"
-
-
-def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Shipped]:
-    """The recipe's shipped checkpoints, the corpus in the ids of each one's tokenizer.
+def find_shipped(
+    run: PipelineRun, corpus: Artifact
+) -> list[tuple[str, Artifact, Recipe | HeadlineConfig]]:
+    """Shipped checkpoints, the corpus in the ids of each one's tokenizer, what says how much.
 
     A run fetches the headline's backbone where it is not on this machine, a plan does not.
     """
     recipe, headline = run.recipe, run.recipe.headline
-    wanted = [(name, recipe.evaluate, recipe.benchmark, False) for name in recipe.shipped]
+    wanted: list[tuple[str, Recipe | HeadlineConfig]] = [(name, recipe) for name in recipe.shipped]
     if headline is not None:
         reason = why_absent(headline.checkpoint, local_files_only=isinstance(run, Planner))
         if reason is None:
             check_headline_positions(recipe, headline)  # it may have been fetched just now
             names = (headline.checkpoint, *headline.beside)
-            leading = [(name, headline.evaluate, headline.benchmark, True) for name in names]
-            wanted = [*leading, *wanted]
+            wanted = [*((name, headline) for name in names), *wanted]
         else:
             logger.warning("the row of %s is left out: %s", headline.checkpoint, reason)
     shipped = []
-    for name, evaluated, timed, leads in wanted:
-        checkpoint = read_config(resolve_checkpoint(name))
-        setting = setting_of(checkpoint)
-        text = _tokenized(run, corpus, checkpoint.backbone, checkpoint.backbone_revision)
-        speed = timed if measures(setting, "speed") else None
-        shipped.append(Shipped(name, setting, text, evaluated, speed, leads))
+    for name, by in wanted:
+        config = read_config(resolve_checkpoint(name))
+        text = _tokenized(run, corpus, config.backbone, config.backbone_revision)
+        _check_text(run, text, by)
+        shipped.append((name, text, by))
     return shipped
 
 
-def _measured(run: PipelineRun, tasks: Tasks, of: Shipped) -> ShippedResult:
+def _measured(
+    run: PipelineRun, tasks: Tasks, name: str, text: Artifact, by: Recipe | HeadlineConfig
+) -> ShippedResult:
     """Measure a shipped checkpoint, all but its speed, as cells are measured."""
-    evaluation = _aligned(run, of.tokenized, of.name, of.evaluate, of.label)
-    scores = Scores()
-    for setting in (of.setting, BASE):
-        scores |= score(run, tasks, setting, of.name, f"{of.label} {setting}", of.evaluate)
-    return ShippedResult(of.name, of.tokenized, evaluation, scores, leads=of.leads)
+    scores, label = Scores(), f"{name} (shipped)"
+    evaluation = _aligned(run, text, name, by.evaluate, label)
+    for setting in (shipped_setting(name), BASE):
+        scores |= score(run, tasks, setting, name, f"{label} {setting}", by.evaluate)
+    return ShippedResult(name, text, evaluation, scores, leads=by is not run.recipe)
 
 
 def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:

@@ -14,9 +14,8 @@ from tasks.report.compare import comparison_rows, record_comparison
 from tasks.report.comparison import comparison
 from tasks.report.publish_run import announce_ablation, announce_adaptation, announce_report
 from tasks.report.render import table_text
-from tasks.run.checks import check_backbone_place
 from tasks.run.pipeline import open_pipeline
-from tasks.run.recipes import find_recipe
+from tasks.run.recipes import confirmed, find_recipe
 from tasks.stages.adaptation import RESULT
 from tasks.stages.publish import ablation_stage, ablation_summary, report_stage
 from tasks.stages.table import TABLE
@@ -118,6 +117,5 @@ def table(
     """Measure one table of the paper."""
     with open_pipeline(recipe, "umim-table", TableRecipe) as run:
         if confirm_run_unsafe_code:
-            run.recipe = run.recipe.model_copy(update={"confirm_run_unsafe_code": True})
-        check_backbone_place(run.recipe)
+            run.recipe = confirmed(run.recipe)
         return str(parts.measure_table(run).path / TABLE)

@@ -247,19 +247,12 @@ def _check_reachable(target: str) -> None:
     if not host or not port.isdigit():
         raise ClusterError("a cluster address must be host:port, ray://host:port or auto", target)
     # Ray itself waits two minutes for an address that does not answer and then ends the process.
-    error = _refusal(host, int(port))
-    if error is not None:
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
         raise ClusterError(
             "the Ray cluster must answer", f"{target} ({error})", "Start it or correct the address."
         ) from error
-
-
-def _refusal(host: str, port: int) -> OSError | None:
-    try:
-        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        return error
-    return None
 
 
 def require_started(error: BaseException | None, target: str) -> None:

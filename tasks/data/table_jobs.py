@@ -107,12 +107,6 @@ class ModelPlace:
     batch_size: int
     backbone: str | None = None
 
-    def backbone_of(self, checkpoint: Checkpoint) -> tuple[str, str | None]:
-        """Return name and revision of the backbone: the one that was named, else its own."""
-        if self.backbone is not None:
-            return self.backbone, None
-        return checkpoint.config.backbone, checkpoint.config.backbone_revision
-
 
 def find_questions(source: QuestionSource) -> QuestionSet:
     """Return what a task's questions are; see ``question_set``."""
@@ -204,9 +198,15 @@ def _opened(place: ModelPlace) -> tuple[Checkpoint, Backbone]:
     remedy = "Copy the one of the machine that runs the flow, or put it into a shared folder."
     require(digest == place.digest, CheckpointError, rule, found, remedy)
     checkpoint = Checkpoint.load(Path(place.checkpoint))
-    backbone = _backbone(*place.backbone_of(checkpoint), place.dtype, place.device)
+    backbone = _backbone(*backbone_of(checkpoint, place.backbone), place.dtype, place.device)
     checkpoint.check_backbone(backbone)
     return checkpoint, backbone
+
+
+def backbone_of(checkpoint: Checkpoint, named: str | None) -> tuple[str, str | None]:
+    """Return name and revision of the backbone: the one that a recipe names, else its own."""
+    config = checkpoint.config
+    return (named, None) if named is not None else (config.backbone, config.backbone_revision)
 
 
 @lru_cache(maxsize=1)

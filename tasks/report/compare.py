@@ -20,9 +20,8 @@ from tasks.report.comparison import (
 )
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
-from tasks.tracking.compare_view import SOURCE_TAG
 from umim_core.adaptation.settings import BASE, WT, find_setting, measures
-from umim_core.checkpoint.checkpoint_files import CheckpointConfig, read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.recipe import Cell
 from umim_core.errors import ConfigError
@@ -83,15 +82,16 @@ def comparison_rows(
     return rows + [_shipped_row(result) for result in shipped if not result.leads]
 
 
-def setting_of(config: CheckpointConfig) -> str:
+def shipped_setting(name: str) -> str:
     """Return the setting that a shipped checkpoint notes; WT where it notes none."""
-    return find_setting(str(config.training.get("setting", WT))).name
+    training = read_config(resolve_checkpoint(name)).training
+    return find_setting(str(training.get("setting", WT))).name
 
 
 def _shipped_row(result: ShippedResult) -> ComparisonRow:
     directory = resolve_checkpoint(result.name)
     config, rules = read_config(directory), directory / "rules"
-    seed, setting = config.training.get("seed"), setting_of(config)
+    seed, setting = config.training.get("seed"), shipped_setting(result.name)
     counts = {"rules": float(sum(rule_counts(rules).values()))}
     return ComparisonRow(
         backbone=config.backbone,
@@ -194,11 +194,7 @@ def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
         key = sha256_bytes(
             canonical_json([run.key, row.source, row.params(), row.measured()]).encode()
         )
+        params = {**row.params(), "model": short_name(row.backbone)}
         run.tracker.comparison_run(
-            key,
-            {**row.params(), "model": short_name(row.backbone)},
-            row.measured(),
-            name=run_label(row),
-            pipeline=run.key,
-            tags={SOURCE_TAG: row.source},
+            run.key, key, run_label(row), params, row.measured(), source=row.source
         )

@@ -15,7 +15,7 @@ from tasks.report.render import table_markdown
 from tasks.run.pipeline import PipelineRun
 from tasks.run.prefect_runs import prefect_may_be_away
 from tasks.run.stage import Artifact
-from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
+from tasks.tracking.compare_view import ADAPTATION_SOURCE
 from umim_core.adaptation.settings import BASE
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes
@@ -62,14 +62,9 @@ def announce_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact
     result = adaptation.path / adaptation.stage
     for params, metrics in adaptation_points(read_json(result.with_suffix(".json"))):
         tau = "" if params["tau"] is None else f" τ {params['tau']}"
-        run.tracker.comparison_run(
-            sha256_bytes(canonical_json([run.key, params, metrics]).encode()),
-            params,
-            metrics,
-            name=f"{params['setting']}{tau} {params['model']}",
-            pipeline=run.key,
-            tags={SOURCE_TAG: ADAPTATION_SOURCE},
-        )
+        key = sha256_bytes(canonical_json([run.key, params, metrics]).encode())
+        name = f"{params['setting']}{tau} {params['model']}"
+        run.tracker.comparison_run(run.key, key, name, params, metrics, source=ADAPTATION_SOURCE)
     if FlowRunContext.get() is not None:
         with prefect_may_be_away():
             lines = result.with_suffix(".md").read_text(encoding="utf-8").splitlines(keepends=True)

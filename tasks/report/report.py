@@ -115,11 +115,6 @@ def draw_figures(data: ReportData) -> list[ReportFigure]:
     return [figure for figure in drawn if figure is not None]
 
 
-def _half(panel: Panel) -> Figure:
-    """Draw a figure of half the page's width, its letters as large as those of wide ones."""
-    return chart([panel], width=6.3)
-
-
 def _saving(data: ReportData) -> ReportFigure | None:
     """Draw quality against saved time where it was measured, and against saved tokens."""
     rows = data.base_rows()
@@ -192,7 +187,8 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
     if (chance := data.chance_of(task)) is not None:
         caption += f" Guessing gives {100 * chance:.0f} %."
     title = "Task accuracy against token reduction"
-    return ReportFigure("accuracy", title, caption, _half(Panel(list(lines.values()), axes=axes)))
+    figure = chart([Panel(list(lines.values()), axes=axes)], width=6.3)  # half of the page's width
+    return ReportFigure("accuracy", title, caption, figure)
 
 
 def _losses(curves: Sequence[Report]) -> ReportFigure | None:

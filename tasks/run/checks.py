@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +32,11 @@ from umim_core.errors import (
     require,
 )
 from umim_core.evaluation.model_args import check_modes
+from umim_core.rules.protect import compiled_pattern
+from umim_core.rules.ruleset import RULES_SCHEMA
+from umim_core.store.artifacts import read_manifest
 from umim_core.task_sets.spec import SPLITS, QuestionForm
+from umim_core.text.sources import HubDataset
 
 _MINING: Final = "umim-mine"  # it needs no device
 _RAY_CACHE: Final = "runtime_resources"  # of a session: what came with `ray job submit`
@@ -86,10 +90,32 @@ def check_settings(recipe: TableRecipe) -> None:
             )
 
 
-def check_backbone_place(recipe: TableRecipe) -> None:
-    """Refuse a backbone that a table names and that is neither here nor within reach."""
-    if recipe.backbone is not None:
-        check_place("backbone", recipe.backbone, CONFIG_NAME, None)
+def check_named(recipe: RunRecipe) -> None:
+    """Refuse what a recipe names and is not there: it would be missed after hours.
+
+    These are checkpoints, rule directories, patterns of protected tokens, texts of a table, and its
+    backbone.
+    """
+    checkpoints: Sequence[str] = ()
+    if isinstance(recipe, Recipe):
+        checkpoints = recipe.shipped
+        for pattern in recipe.mining.protect:
+            compiled_pattern(pattern)
+        for rules in (cell.rules for cell in recipe.cells if cell.rules is not None):
+            read_manifest(Path(rules), kind="rules", schema=RULES_SCHEMA, verify=False)
+    elif isinstance(recipe, AdaptationRecipe):
+        checkpoints = recipe.checkpoints
+    elif isinstance(recipe, TableRecipe):
+        checkpoints = (recipe.checkpoint,)
+        if recipe.backbone is not None:
+            check_place("backbone", recipe.backbone, CONFIG_NAME, None)
+        for pattern in (pattern for setting in recipe.settings for pattern in setting.protect):
+            compiled_pattern(pattern)
+        for text in recipe.texts.values():
+            if not isinstance(text.source, HubDataset):
+                text.source.files()
+    for name in checkpoints:
+        resolve_checkpoint(name)
 
 
 def check_positions(recipe: Recipe) -> None:

@@ -28,7 +28,13 @@ from prefect.runtime import flow_run
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.nodes import code_identity
 from tasks.cluster.stopping import on_stop
-from tasks.run.checks import check_adaptation, check_machine, check_positions, check_root
+from tasks.run.checks import (
+    check_adaptation,
+    check_machine,
+    check_named,
+    check_positions,
+    check_root,
+)
 from tasks.run.prefect_runs import flow_run_context
 from tasks.run.recipes import find_recipe
 from tasks.run.site import Site
@@ -224,6 +230,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
             "`python -m flows recipes` lists the recipes with their kind.",
         )
     check_machine(recipe, flow_name)
+    check_named(recipe)
     if isinstance(recipe, Recipe):
         check_positions(recipe)
     elif isinstance(recipe, AdaptationRecipe):
@@ -240,18 +247,15 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
         "umim.sources": code.sources,
         "umim.lock": code.lock,
         "mlflow.source.git.commit": code.commit,
+        "mlflow.note.content": recipe.description,
     }
     url = _prefect_url()
     if FlowRunContext.get() is not None and flow_run.id:
         tags[PREFECT_TAG] = url or str(flow_run.id)
-    note = f"{recipe.description}\n\n" + (f"[Prefect flow run]({url})" if url else "")
-    tracker.pipeline_run(
-        key,
-        recipe.model_dump(mode="json"),
-        tags,
-        name=f"{flow_name} {recipe.name}",
-        description=note.strip(),
-    )
+    if url:
+        tags["mlflow.note.content"] += f"\n\n[Prefect flow run]({url})"
+    params, name = recipe.model_dump(mode="json"), f"{flow_name} {recipe.name}"
+    tracker.pipeline_run(key, params, tags, name=name)
     killed = Tracker(root=root)  # a stop must not wait for what this thread writes
     with on_stop(partial(killed.finish, key, "KILLED")):
         finished = False

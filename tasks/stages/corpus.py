@@ -205,6 +205,16 @@ def tokens(artifact: Artifact, split: str) -> TokenFiles:
     return TokenFiles.open(artifact.path / split)
 
 
+def check_rows(artifact: Artifact, length: int, timed: int) -> None:
+    """Refuse splits of less than a row, and a test split of less than is timed, before training."""
+    sizes = {n.removeprefix("tokens_"): int(size) for n, size in artifact.metrics.items()}
+    for split in (split for split in sizes if (artifact.path / split).is_dir()):
+        needed = max(length, timed) if split == "test" else length
+        rule = f"split {split!r} must hold {needed} tokens, of which one row or timing is made"
+        remedy = "Give more text, or lower segment_length or the benchmark's prompt_lengths."
+        require(sizes[split] >= needed, CorpusError, rule, sizes[split], remedy)
+
+
 def splits_with(artifact: Artifact, prefix: str) -> list[str]:
     """Return the splits of a tokenised corpus with a prefix: ``OOD``, or ``PART`` of a mixture."""
     return sorted(path.parent.name for path in artifact.path.glob(f"{prefix}*/{INDEX}"))

@@ -10,6 +10,7 @@ with its next piece of the text.
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.config.rule_options import RuleOptions
-from umim_core.errors import ArtifactError, EvaluationError
+from umim_core.errors import EvaluationError
 from umim_core.mining.confidence import SpanCounts, add_span_counts, confidence_counts
 from umim_core.mining.mine import count, excluded_ids, rules_of
 from umim_core.progress import followed, leave_note
@@ -38,7 +39,7 @@ from umim_core.rules.grams import NgramCounts
 from umim_core.rules.inspection import collision_rate
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.arrays import open_array, save_array
-from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+from umim_core.store.artifacts import canonical_json, sha256_bytes, write_json
 from umim_core.store.publication import STATE, build_once
 from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import ids_digest, segment_borders
@@ -47,6 +48,7 @@ from umim_core.text.tokens import check_known
 logger = logging.getLogger("umim.count")
 _confidence_logger = logging.getLogger("umim.confidence")
 _BATCH: Final = 8  # segments per forward
+_CORPUS: Final = "corpus.json"  # the digest of the tokens that were read
 _PIECE_TOKENS: Final = 1 << 18
 
 
@@ -106,7 +108,7 @@ def count_stage(
     save_orders(out, keys=counts.keys, support=counts.support)
     if documents and counts.documents is not None:
         save_orders(out, documents=counts.documents)
-    write_corpus_digest(out, ids_digest(shards, offsets))
+    write_json(out / _CORPUS, {"digest": ids_digest(shards, offsets)})
     return {
         "tokens": float(offsets[-1]),
         **{f"ngrams_{order}": float(len(counts.keys[order])) for order in counts.orders},
@@ -138,7 +140,7 @@ def _origin(options: RuleOptions, tokenizer: NamedTokenizer, counted: Artifact) 
     return RuleOrigin(
         options=options,
         tokenizer_fingerprint=tokenizer.fingerprint,
-        corpus_digest=corpus_digest(counted.path),
+        corpus_digest=json.loads((counted.path / _CORPUS).read_text("utf-8"))["digest"],
     )
 
 
@@ -227,7 +229,7 @@ def count_spans(
         leave_note(state, number + 1, len(pieces), "asking the backbone")
     counted = add_span_counts(parts)
     save_orders(out, spans=counted[0], support=counted[1])
-    write_corpus_digest(out, ids_digest(shards, offsets))
+    write_json(out / _CORPUS, {"digest": ids_digest(shards, offsets)})
     return {
         "tokens": float(offsets[-1]),
         **{f"spans_{n}": float(len(counted[0][n])) for n in counted[0]},
@@ -256,9 +258,8 @@ def _read_spans(folder: Path) -> SpanCounts:
     return load_orders(folder, "spans"), load_orders(folder, "support")
 
 
-# Files of a count: finished parts, arrays per order, the digest of the corpus, rules
+# Files of a count: finished parts, arrays per order, rules
 
-_CORPUS: Final = "corpus.json"
 ByOrder = Mapping[int, np.ndarray]
 
 
@@ -293,23 +294,6 @@ def load_orders(folder: Path, name: str) -> dict[int, np.ndarray]:
     """Read the arrays of one name."""
     orders = sorted(int(path.stem.rpartition("_")[2]) for path in folder.glob(f"{name}_*.npy"))
     return {order: np.array(open_array(folder / f"{name}_{order}.npy")) for order in orders}
-
-
-def write_corpus_digest(folder: Path, digest: str) -> None:
-    """Record which tokens were read."""
-    write_json(folder / _CORPUS, {"digest": digest})
-
-
-def corpus_digest(folder: Path) -> str:
-    """Return the digest of the tokens that counts were made from."""
-    raw = read_json(folder / _CORPUS)
-    if not isinstance(raw, dict) or not isinstance(raw.get("digest"), str):
-        raise ArtifactError(
-            f"{folder / _CORPUS} must hold the corpus digest",
-            raw,
-            "Remove the artifact; it will be built again.",
-        )
-    return str(raw["digest"])
 
 
 def write_rules(out: Path, rules: RuleSet, **steps: Mapping[int, int]) -> dict[str, float]:

@@ -23,6 +23,7 @@ from tasks.data.table_jobs import (
     SHARDS,
     ModelPlace,
     Report,
+    backbone_of,
     find_questions,
     measure_text,
     read_questions,
@@ -230,9 +231,7 @@ def mined_stage(
     if not read_questions(questions.path).count:
         return {}
     base = Checkpoint.load(checkpoint.directory)
-    name, revision = backbone, None
-    if name is None:
-        name, revision = base.config.backbone, base.config.backbone_revision
+    name, revision = backbone_of(base, backbone)
     tokenizer = load_tokenizer(name, revision=revision)
     rows = make_rows(mined_task(data.task), options, tokenizer, "train")
     ids = [np.asarray(encode(tokenizer, row["prompt"]), dtype=np.int64) for row in rows]

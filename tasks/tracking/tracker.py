@@ -170,10 +170,8 @@ class Tracker:
         tags: Mapping[str, str] | None = None,
         *,
         name: str | None = None,
-        description: str | None = None,
     ) -> None:
         """Open the run of a pipeline, or open it again unless it is finished."""
-        note = {} if description is None else {"mlflow.note.content": description}
         if tags and RECIPE_TAG in tags:
             self._recipes[key] = tags[RECIPE_TAG]
         time_ms = _now()
@@ -181,7 +179,7 @@ class Tracker:
         def write() -> None:
             run = self._pipeline(key, time_ms, name)
             new = {} if run.info.status == "FINISHED" else params
-            self._log(run, new, tags={**(tags or {}), **note})
+            self._log(run, new, tags=tags)
             if run.info.status not in ("FINISHED", "RUNNING"):
                 self.client.update_run(run.info.run_id, "RUNNING")
 
@@ -230,24 +228,23 @@ class Tracker:
 
     def comparison_run(
         self,
+        pipeline: str,
         key: str,
+        name: str,
         params: Mapping[str, object],
         metrics: Metrics,
         *,
-        name: str | None = None,
-        pipeline: str | None = None,
-        tags: Mapping[str, str] | None = None,
+        source: str = "this run",
     ) -> None:
         """Record one flat row of the comparison, so that Compare finds everything in one run."""
-        recipe = None if pipeline is None else self._recipes.get(pipeline)
+        recipe = self._recipes.get(pipeline)
         shown = described({n: v for n, v in params.items() if v is not None}, recipe)
         points, time_ms = _final(metrics), _now()
-        title = f"{name or key} · {recipe}" if recipe else name or key
+        title = f"{name} · {recipe}" if recipe else name
 
         def write() -> None:
-            of = {SOURCE_TAG: "this run", **(tags or {})}
-            if pipeline is not None:
-                of["umim.pipeline"] = self._pipeline(pipeline, time_ms).info.run_id
+            of = {SOURCE_TAG: source}
+            of["umim.pipeline"] = self._pipeline(pipeline, time_ms).info.run_id
             self.record("comparison", key, title, shown, points, of, time_ms=time_ms)
             view = shared_view({measured for measured, _, _ in points}, flatten(shown))
             if view is not None:  # a link can ask for it by its name

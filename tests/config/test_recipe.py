@@ -82,9 +82,11 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
             *((field, ..., f"{field}: Field required") for field in ("name", "corpus", "distill")),
             ("name", "Big Name!", "name: String should match pattern.*; got Big Name!"),
             ("seed", -1, "seed: Input should be greater than or equal to 0; got -1"),
+            ("kind", "tabel", r"kind must be one of .*; got tabel\. Did you mean 'table'"),
             ("cells", [], "cells: Tuple should have at least 1 item"),
             ("cells.0.overlap", "all", r"cells\.0\.overlap: .*'greedy' or 'none'; got all"),
             ("cells.0.depth", 2, r"cells\.0\.depth: Input should be 1 or 3; got 2"),
+            ("cells.0.kind", "atention", r"kind: kind must .* got atention\. Did you .*on'\?$"),
             (
                 "cells",
                 [{"backbone": "a", "kind": "linear", "module_positions": "learned"}],

@@ -51,7 +51,7 @@ def test_cells_are_compared_and_a_second_run_finds_everything(
     ends = ("-kl.svg", "-top1.svg", ".json", ".md")
     assert set(files) == {f"tiny-ablation{end}" for end in ends}
     data = AblationData.model_validate_json(files["tiny-ablation.json"].read_text("utf-8"))
-    assert [cell.row.rules.source for cell in data.cells] == ["frequency", "confidence"]
+    assert [cell.row.rule_source for cell in data.cells] == ["frequency", "confidence"]
     assert [cell.steps for cell in data.cells] == [2, 2]
     assert all(sum(cell.rules.values()) == cell.row.metrics["rules"] for cell in data.cells)
     assert json.dumps(data.recipe["cells"]).count("confidence_tokens") == 1

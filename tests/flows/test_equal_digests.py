@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from support.flow_runs import digests
 from support.processes import output_of
 from support.ray_nodes import paths
 from support.s3 import s3_server
@@ -67,36 +67,22 @@ def run(
     command = [sys.executable, "-c", PROGRAM, recipe]
     printed = output_of(*command, cwd=folder, seconds=1800, **environment)
     (seen,) = [line for line in printed.splitlines() if line.startswith("hash ")]
-    digests = {
-        f"{path.parent.parent.name}/{path.parent.name}": json.loads(path.read_text())["digest"]
-        for path in (folder / "root").glob("*/*/manifest.json")
-        if path.parent.parent.name not in EXEMPT | {"mlruns"}
-    }
-    return seen, digests
+    return seen, digests(folder / "root", *EXEMPT)
 
 
 @pytest.mark.full
-def test_two_pipelines_with_one_seed_leave_the_same_artifacts(tmp_path: Path) -> None:
+def test_one_seed_leaves_the_same_artifacts_and_object_storage_holds_them(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "twice.yaml", **FIELDS)
-    (one, first), (other, second) = (
-        run(tmp_path / str(seed), recipe, hash_seed=seed) for seed in (1, 2)
-    )
-    assert one != other, "both processes had the same hash seed"
-    stages = {name.split("/")[0] for name in first}
+    seen, local = run(tmp_path / "local", recipe, hash_seed=1)
+    stages = {name.split("/")[0] for name in local}
     assert {"corpus", "tokenize", "count", "filter", "distill", "sft", "dpo", "evaluate"} <= stages
-    assert first == second
-
-
-@pytest.mark.full
-def test_object_storage_holds_what_a_local_root_does(tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path / "twice.yaml", **FIELDS)
-    _, local = run(tmp_path / "local", recipe, hash_seed=1)
     with s3_server() as settings:
         scratch = {name: str(tmp_path / name / "root") for name in ("one", "two")}
         storage = {**settings, "UMIM_ROOT": "s3://umim/runs"}
-        _, one = run(tmp_path / "one", recipe, 1, storage | {"UMIM_SCRATCH": scratch["one"]})
+        other, one = run(tmp_path / "one", recipe, 2, storage | {"UMIM_SCRATCH": scratch["one"]})
         times = {p: p.read_bytes() for p in (tmp_path / "one" / "root").glob("*/*/manifest.json")}
-        _, two = run(tmp_path / "two", recipe, 2, storage | {"UMIM_SCRATCH": scratch["two"]})
+        _, two = run(tmp_path / "two", recipe, 3, storage | {"UMIM_SCRATCH": scratch["two"]})
+    assert seen != other, "both processes had the same hash seed"
     assert local == one == two
     for path, manifest in times.items():  # nothing was built a second time
         assert (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes() == manifest

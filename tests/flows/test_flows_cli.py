@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from support.processes import run_command
 from support.shared_services import PrefectServer
+from support.small_recipe import least_recipe
 from support.source_tree import ROOT
 from tasks.run.checks import check_positions
 from tasks.run.recipes import find_recipe
@@ -107,12 +108,7 @@ def test_a_dry_run_refuses_a_backbone_that_does_not_exist(
 
 
 def own_recipe(folder: Path, backbone: str) -> Path:
-    recipe = {
-        "name": "own",
-        "corpus": {"kind": "docstrings"},
-        "cells": [{"backbone": backbone}],
-        "distill": {"max_steps": 1},
-    }
     path = folder / "own.yaml"
-    path.write_text(json.dumps(recipe), encoding="utf-8")
+    recipe = least_recipe(cells=[{"backbone": backbone}])
+    path.write_text(recipe.model_dump_json(exclude_unset=True), encoding="utf-8")
     return path

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,48 +13,19 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
+from support.flow_runs import digests, said, start, wait_for_step
 from support.postgres import postgres
 from support.servers import free_port
 from support.small_recipe import write_recipe
+from support.tracked_runs import files_of, runs_of
 from tasks.run.services import Service, down, local_services, status, up
 from tasks.tracking.tracker import Tracker
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import MANIFEST
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 DISTILL = {"max_steps": 60, "batch_size": 2, "validation_rows": 2, "checkpoint_every": 2}
-SECONDS = 900.0
 BACKBONE = "umim-docs-llama"
-
-
-def start(recipe: Path, root: Path, addresses: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the command line; what it says goes to a file beside the root."""
-    path = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
-    with root.with_suffix(".log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "flows", "run", str(recipe)],
-            cwd=CHECKOUT,
-            env=os.environ | {"PYTHONPATH": path, "UMIM_ROOT": str(root)} | dict(addresses),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-
-
-def said(root: Path) -> str:
-    return root.with_suffix(".log").read_text("utf-8", errors="replace")[-4000:]
-
-
-def wait_for_step(root: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a training has stored the state of a step."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        done = root.glob(f"distill/*.partial/whole/state/step-*/{MANIFEST}")
-        if any(int(path.parent.name[5:]) >= step for path in done):
-            return
-        time.sleep(0.02)
-    raise AssertionError(said(root))
 
 
 def kill(folder: Path, service: Service) -> None:
@@ -73,25 +39,13 @@ def kill(folder: Path, service: Service) -> None:
     psutil.wait_procs(family, timeout=60)
 
 
-def digests(root: Path) -> dict[str, str]:
-    """Digests of all artifacts but the report, which names places and times."""
-    paths = [path for path in root.glob(f"*/*/{MANIFEST}") if path.parents[1].name != "report"]
-    return {
-        path.parent.relative_to(root).as_posix(): json.loads(path.read_text("utf-8"))["digest"]
-        for path in paths
-    }
-
-
 def recorded(uri: str, root: Path) -> dict[str, Any]:
-    """What MLflow holds of a root: per run its status, parameters, numbers and curve."""
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("umim")
-    assert experiment is not None
-    found: dict[str, Any] = {}
-    owner = Tracker(uri, root).owner
-    for run in client.search_runs([experiment.experiment_id], max_results=1000):
+    """What MLflow holds of a root: per run its status, parameters, numbers, curve and files."""
+    client, found = MlflowClient(uri), dict[str, Any]()
+    owner = Tracker(uri, root).owner["umim.root"]
+    for run in runs_of(uri, query=f"tags.`umim.root` = '{owner}'"):
         tags = run.data.tags
-        if tags["umim.root"] != owner["umim.root"] or tags.get("umim.stage") == "report":
+        if tags.get("umim.stage") == "report":
             continue
         name = f"{tags['umim.kind']} {tags['umim.key']}"
         assert name not in found, "a run is there twice"
@@ -101,6 +55,7 @@ def recorded(uri: str, root: Path) -> dict[str, Any]:
             "params": run.data.params,
             "numbers": sorted(n for n in run.data.metrics if not n.startswith("live/")),
             "curve": sorted((point.step, point.value) for point in curve),
+            "files": [*files_of(client, run.info.run_id)] if "umim.stage" in tags else [],
         }
     return found
 
@@ -140,12 +95,12 @@ def test_a_pipeline_ends_as_an_undisturbed_one_though_each_service_dies_once(
         ]
         try:
             up(folder, [prefect, mlflow])
-            assert start(recipe, plain, addresses).wait() == 0, said(plain)
-            process = start(recipe, disturbed, addresses)
+            assert start(plain, recipe, **addresses).wait() == 0, said(plain)
+            process = start(disturbed, recipe, **addresses)
             for number, (end, begin) in enumerate(deaths):
-                wait_for_step(disturbed, 4 + 12 * number, process)
+                wait_for_step(disturbed, 4 + 12 * number, process.poll)
                 end()
-                wait_for_step(disturbed, 8 + 12 * number, process)  # it trains on without it
+                wait_for_step(disturbed, 8 + 12 * number, process.poll)  # it trains on without it
                 process.send_signal(signal.SIGSTOP)  # a start may take longer than the training
                 begin()
                 process.send_signal(signal.SIGCONT)
@@ -157,5 +112,5 @@ def test_a_pipeline_ends_as_an_undisturbed_one_though_each_service_dies_once(
             down(folder, [prefect, mlflow])
     assert {run["status"] for run in ours.values()} == {"FINISHED"}
     assert [run["state"]["name"] for run in runs] == ["Completed", "Completed"]
-    assert digests(disturbed) == digests(plain)
+    assert digests(disturbed, "report") == digests(plain, "report")
     assert not list(tmp_path.glob("services/*.db")), "the servers used Postgres"

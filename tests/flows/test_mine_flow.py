@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,13 @@ import pytest
 import yaml
 
 from flows import parts
-from flows.pipeline_flows import mine
 from support.ngram_oracle import grams_of
-from support.shared_services import PrefectServer
 from support.tiny_pipeline import Walk, counting_in_process
 from tasks.run.recipes import find_recipe
 from umim_core import RuleSet
 from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.config.recipe import Recipe
+from umim_core.errors import CorpusError
 
 BACKBONE = "umim-docs-llama"
 LONGER = {"tau": 40, "longest": 5, "overlap": "none", "containment": "keep"}
@@ -49,8 +48,8 @@ def in_process(place: Path) -> list[str]:
     return [str(result.filtered.path / "rules") for result in results]
 
 
-def check_rules(directories: list[str]) -> None:
-    """Hold rules against a counter."""
+def test_rules_of_the_flow_equal_a_counter(place: Path) -> None:
+    directories = in_process(place)
     ids = load_tokenizer(BACKBONE)(TEXT, add_special_tokens=False)["input_ids"]
     segments = [ids[i : i + 16] for i in range(0, len(ids) // 16 * 16, 16)]
     counts = Counter(
@@ -65,24 +64,26 @@ def check_rules(directories: list[str]) -> None:
             assert counts[row] == support >= tau
 
 
-def test_rules_of_the_flow_equal_a_counter(place: Path) -> None:
-    check_rules(in_process(place))
-
-
-@pytest.mark.full
-def test_rules_of_the_whole_flow_equal_a_counter(
-    place: Path,
-    using_prefect: PrefectServer,
-    two_cores: None,
-    empty_store: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("split", "text", "benchmark", "needed"),
+    [
+        ("valid", "Return a new array.", None, 16),
+        ("test", "Return a new array.", None, 16),
+        ("test", TEXT, {"prompt_lengths": [1024]}, 1024),
+    ],
+)
+def test_text_that_is_too_short_is_refused_before_training(
+    place: Path, split: str, text: str, benchmark: dict[str, Any] | None, needed: int
 ) -> None:
-    monkeypatch.setenv("UMIM_ROOT", str(place / "root"))
-    store = shutil.copy(empty_store, place / "mlflow.db")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}")
-    directories = mine(str(place / "files.yaml"))
-    check_rules(directories)
-    assert in_process(place) == directories
+    (place / f"{split}.txt").write_text(text, encoding="utf-8")
+    recipe = find_recipe(str(place / "files.yaml")).model_dump(mode="json")
+    run: Any = Walk(place / "root", Recipe.model_validate(recipe | {"benchmark": benchmark}))
+    with (
+        counting_in_process(),
+        pytest.raises(CorpusError, match=f"split '{split}' must hold {needed} tokens"),
+    ):
+        parts.train(run)
+    assert run.executed()[-1] == "filter"
 
 
 @pytest.mark.parametrize(

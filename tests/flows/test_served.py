@@ -21,14 +21,15 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
+from support.flow_runs import wait_for_step
 from support.processes import output_of, run_command
 from support.servers import free_port
 from support.small_recipe import write_recipe
+from support.source_tree import ROOT
 from support.traces import Descendants
 from support.tracked_runs import runs_of
 from tasks.cluster.ray_cluster import require_loopback
 
-ROOT = Path(__file__).resolve().parents[2]
 PREFECT = Path(sys.executable).with_name("prefect")
 DISTILL = {"max_steps": 40, "batch_size": 2, "validation_rows": 2, "checkpoint_every": 2}
 SECONDS = 5.0
@@ -136,16 +137,6 @@ def _digest(base: Path) -> str:
     return str(json.loads(manifest.read_text(encoding="utf-8"))["digest"])
 
 
-def _wait_for_step(served: Served, step: int) -> None:
-    deadline = time.monotonic() + 600
-    while time.monotonic() < deadline:
-        done = served.base.glob("root/distill/*.partial/whole/state/step-*/manifest.json")
-        if any(int(path.parent.name[5:]) >= step for path in done):
-            return
-        time.sleep(0.05)
-    raise AssertionError(served.worker_log())
-
-
 def _belongs(process: psutil.Process, flow_run: str) -> bool:
     try:
         return process.environ().get("PREFECT__FLOW_RUN_ID") == flow_run
@@ -160,7 +151,7 @@ def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
     shutil.rmtree(base / "root" / "distill", ignore_errors=True)
     recipe = write_recipe(base / "cancelled.yaml", distill=DISTILL, cluster={"workers": 2})
     number = _launch(served, recipe)
-    _wait_for_step(served, 4)
+    wait_for_step(base / "root", 4)
     started = [process for process in psutil.process_iter() if _belongs(process, number)]
     started += [child for process in started for child in process.children(recursive=True)]
     assert any("RayTrainWorker" in process.name() for process in started)
@@ -215,7 +206,7 @@ def test_a_run_killed_with_its_worker_is_crashed_and_the_one_that_waited_goes_on
     training = {**DISTILL, "max_steps": 200}  # it must still run when the second launch waits
     recipe = write_recipe(path, seed=3, distill=training, cluster=cluster)
     number = _launch(served, recipe)
-    _wait_for_step(served, 2)
+    wait_for_step(served.base / "root", 2)
     waiting = _launch(served, recipe)
     _wait_for_state(served, waiting, "AwaitingConcurrencySlot", 120)
     worker = psutil.Process(served.states[-1]["pid"])

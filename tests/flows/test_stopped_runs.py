@@ -7,7 +7,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.flow_runs import digests, said, start
 from support.small_recipe import write_recipe
-from support.source_tree import ROOT
-from tasks.run.stage import STAGE_SCHEMA
-from umim_core.store.artifacts import MANIFEST, read_manifest
+from umim_core.store.artifacts import MANIFEST
 
 pytestmark = pytest.mark.full
 SECONDS = 5.0
@@ -29,22 +27,7 @@ TEXT = "Return a new array. Return a new view of the array. Return the sum of th
 
 @contextmanager
 def running(base: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the command, in a group of its own as a terminal does; its output goes to ``log``."""
-    command = [sys.executable, "-m", "flows", "run", "--flow", "distill"]
-    environment = os.environ | {
-        "UMIM_ROOT": str(base / "root"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{base / 'mlflow.db'}",
-        "PREFECT_HOME": str(base / "prefect"),
-    }
-    with (base / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, str(base.parent / "stopped.yaml")],
-            cwd=ROOT,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = start(base / "root", "--flow", "distill", base.parent / "stopped.yaml")
     try:
         yield process
     finally:
@@ -52,28 +35,17 @@ def running(base: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def log(base: Path) -> str:
-    return (base / "log").read_text(encoding="utf-8")
-
-
-def published(base: Path) -> dict[str, str]:
-    """Return the digests of all that has a name, once every file was read."""
-    whole = [path for path in (base / "root").glob("*/*") if len(path.name) == 64]
-    manifests = [read_manifest(path, kind="stage", schema=STAGE_SCHEMA) for path in whole]
-    return {f"{made['stage']}/{made['key']}": str(made["digest"]) for made in manifests}
-
-
 def finish(base: Path) -> dict[str, str]:
     with running(base) as process:
-        assert process.wait(900) == 0, log(base)
-    return published(base)
+        assert process.wait(900) == 0, said(base / "root")
+    return digests(base / "root")
 
 
 def stop(base: Path, number: signal.Signals, moment: str) -> int:
     """Send a signal as soon as a file is there; assert that nothing stays; return the status."""
     with running(base) as process:
         while not any((base / "root").glob(f"{moment}/{MANIFEST}")):
-            assert process.poll() is None, log(base)
+            assert process.poll() is None, said(base / "root")
             time.sleep(0.02)
         left, began = psutil.Process(process.pid).children(recursive=True), time.monotonic()
         assert left
@@ -116,9 +88,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
         task=None,
         cluster={"workers": 2, "cpus": 2, "object_store_gib": 0.1},
     )
-    digests = finish(base)
+    found = finish(base)
     assert ends(base) == ("FINISHED", "COMPLETED")
-    return base, digests
+    return base, found
 
 
 @pytest.mark.parametrize(
@@ -137,19 +109,19 @@ def test_a_run_leaves_no_process_and_the_same_command_ends_with_the_same_digests
     moment: str,
     again: str,
 ) -> None:
-    whole, digests = undisturbed
+    whole, whole_digests = undisturbed
     base = whole.with_name(f"{number.name}-{moment[:4]}")
     shutil.copytree(whole, base)
     shutil.rmtree(base / again)
     (base / "mlflow.db").unlink()  # a finished run does not reopen
     status = stop(base, number, moment)
-    assert published(base).items() <= digests.items()
+    assert digests(base / "root").items() <= whole_digests.items()
     if number == signal.SIGKILL:
         assert status == -signal.SIGKILL
     else:
         assert status == 128 + number
-        assert log(base).splitlines()[-1] == "stopped; the same command continues"
+        assert said(base / "root").splitlines()[-1] == "stopped; the same command continues"
         assert ends(base) == ("KILLED", "CANCELLED")
-    assert finish(base) == digests
+    assert finish(base) == whole_digests
     assert ends(base) == ("FINISHED", "COMPLETED")
-    assert ("distill: resuming at step " in log(base)) == (again == "root/distill")
+    assert ("distill: resuming at step " in said(base / "root")) == (again == "root/distill")

@@ -1,4 +1,4 @@
-"""The recipe of a real, short pipeline: one cell, two steps, a corpus of three packages."""
+"""Recipes: of a real, short pipeline (one cell, two steps, three packages), and the least one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+
+from umim_core.config.recipe import Recipe
 
 RECIPE: Final[dict[str, Any]] = {
     "corpus": {
@@ -20,6 +22,17 @@ RECIPE: Final[dict[str, Any]] = {
     "task": {"train": 12, "valid": 4, "test": 4},
     "evaluate": {"alignment_rows": 2, "perplexity_rows": 2, "task_questions": 4, "batch_size": 2},
 }
+
+
+def least_recipe(**fields: object) -> Recipe:
+    """Return a recipe of one cell with the fields that a recipe must have, to be planned."""
+    least = {
+        "name": "small",
+        "corpus": {"kind": "docstrings"},
+        "cells": [{"backbone": "umim-docs-llama"}],
+        "distill": {"max_steps": 1},
+    }
+    return Recipe.model_validate(least | fields)
 
 
 def write_recipe(path: Path, **fields: object) -> Path:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import signal
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +27,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import read_json, write_json
+from umim_core.store.artifacts import read_json
 from umim_core.training.loss import BatchLoss
 from umim_core.training.objectives import DistillObjective, PreferenceObjective
 from umim_core.training.token_rows import TokenRows
@@ -35,7 +35,6 @@ from umim_core.training.train_loop import TrainResult, train
 from umim_core.training.train_state import Progress
 
 SEED, VOCAB, HIDDEN, WIDTH, ROWS = 3, 32, 16, 24, 15
-POISON = VOCAB - 1  # where a test asks for it, its embedding is infinite
 CONFIG = TrainConfig(
     max_steps=12,
     batch_size=6,
@@ -46,18 +45,15 @@ CONFIG = TrainConfig(
     checkpoint_every=3,
     patience=100,
 )
-SPANS = [(1, 2), (3, 4, 5), (6, POISON)]
+SPANS = [(1, 2), (3, 4, 5)]
 
 
-def rows(*, merges: Sequence[bool], poisoned: Sequence[int] = ()) -> TokenRows:
-    """Random rows with 4 or 20 aligned predictions, none unless a rule may match (``merges``).
-
-    In ``poisoned`` ones the rule (6, POISON) matches.
-    """
-    ids = np.random.default_rng(SEED).integers(8, POISON, (len(merges), WIDTH))
+def rows(merges: Sequence[bool]) -> TokenRows:
+    """Random rows with 4 or 20 aligned predictions, none unless a rule may match (``merges``)."""
+    ids = np.random.default_rng(SEED).integers(8, VOCAB - 1, (len(merges), WIDTH))
     for index, row in enumerate(ids):
         place = 3 if index % 2 else 19
-        row[place : place + 2] = (6, POISON) if index in poisoned else (1, 2)
+        row[place : place + 2] = (1, 2)
     return TokenRows.of_rows(ids.tolist(), [WIDTH if may else 0 for may in merges])
 
 
@@ -71,14 +67,13 @@ class Kill:
     signal: signal.Signals = signal.SIGKILL
 
 
-def questions(count: int, seed: int, poisoned: Sequence[int] = ()) -> list[EncodedQuestion]:
-    """Random questions of three answers, in whose contexts (1, 2) or (6, POISON) matches."""
-    rng = np.random.default_rng(seed)
+def questions(count: int, seed: int) -> list[EncodedQuestion]:
+    """Random questions of three answers, in whose contexts the rule (1, 2) matches."""
+    draws = partial(np.random.default_rng(seed).integers, 8, VOCAB - 1)
     found = []
     for index in range(count):
-        span = (6, POISON) if index in poisoned else (1, 2)
-        context = np.concatenate([rng.integers(8, POISON, 5), span, rng.integers(8, POISON, 2)])
-        endings = tuple(rng.integers(8, POISON, 2 + choice) for choice in range(3))
+        context = np.concatenate([draws(5), (1, 2), draws(2)])
+        endings = tuple(draws(2 + choice) for choice in range(3))
         found.append(EncodedQuestion(context, endings, index % 3))
     return found
 
@@ -108,16 +103,13 @@ class WatchedPreference(_Watching, PreferenceObjective): ...
 class Run:
     """One training run, of rows or of questions; equal runs take equal steps.
 
-    ``folder`` receives the states. Rules may match in the rows that ``merges`` names, and an
-    embedding is infinite in a merged span of those that are ``poisoned``.
+    ``folder`` receives the states. Rules may match in the rows that ``merges`` names.
     """
 
     folder: Path
     strategy: Literal["ddp", "deepspeed"] = "ddp"
     config: TrainConfig = CONFIG
-    dtype: torch.dtype = torch.float32
     merges: tuple[bool, ...] = (True,) * ROWS
-    poisoned: tuple[int, ...] = ()
     kills: tuple[Kill, ...] = ()
     rule_rows: int = 0
     preference: bool = False
@@ -125,29 +117,26 @@ class Run:
     def objective(self) -> Watched | WatchedPreference:
         """Return fresh weights over the rows, or the questions, of this run."""
         sizes = {"vocab_size": VOCAB, "max_position_embeddings": WIDTH}
-        backbone = random_backbone("llama", self.dtype, seed=SEED, eos_token_id=0, **sizes)
-        if self.poisoned:
-            with torch.no_grad():
-                backbone.embedding_weight[POISON] = math.inf
+        backbone = random_backbone("llama", torch.float32, seed=SEED, eos_token_id=0, **sizes)
         module = MergeModule(HIDDEN)
         module.initialise(0.3, torch.Generator().manual_seed(SEED))
         matcher = Matcher(RuleSet.from_spans(SPANS))
         if self.rule_rows:
             module.rows = RuleRows(frequent_spans(matcher.rules, self.rule_rows), HIDDEN)
-        merged_model = MergedModel(backbone, module.to(self.dtype), matcher)
+        merged_model = MergedModel(backbone, module, matcher)
         if self.preference:
             return WatchedPreference(
                 module,
                 merged_model,
-                questions(ROWS, 0, self.poisoned),
+                questions(ROWS, 0),
                 questions(4, 1),
                 beta=5.0,  # gradients as large as those of a distillation
                 batch_size=2,
             )
         return Watched(
             merged_model,
-            rows(merges=self.merges, poisoned=self.poisoned),
-            rows(merges=(True,) * 4),
+            rows(self.merges),
+            rows((True,) * 4),
             DistillConfig(max_steps=1),
             bf16=False,
             batch_size=self.config.batch_size,
@@ -199,21 +188,3 @@ def train_until(run: Run, last: int) -> None:
     with contextlib.suppress(Stopped):
         train(goal, strategy, run.config, seed=SEED, state_dir=run.folder, on_step=stop)
         raise AssertionError(f"the run ended before step {last}")
-
-
-def train_ray_rank(fields: Mapping[str, object]) -> None:
-    """Train on one Ray worker; ``kill_rank`` dies at its batch ``kill_batch``, at the first try.
-
-    Every start of a rank leaves a line in ``attempts-<rank>``.
-    """
-    folder, rank = Path(str(fields["folder"])), torch.distributed.get_rank()
-    attempts = folder / f"attempts-{rank}"
-    first = not attempts.exists()
-    with attempts.open("a", encoding="utf-8") as lines:
-        lines.write(f"{os.getpid()}\n")
-    kill = Kill(int(str(fields["kill_rank"])), int(str(fields["kill_batch"])))
-    strategy: Literal["ddp", "deepspeed"] = "ddp" if fields["strategy"] == "ddp" else "deepspeed"
-    run = Run(folder / "state", strategy=strategy, kills=(kill,) if first else ())
-    result, _ = train_here(run, rank)
-    if rank == 0:
-        write_json(folder / "summary.json", {"steps": result.progress.step})

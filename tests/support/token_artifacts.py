@@ -17,7 +17,7 @@ def write_documents(folder: Path, *documents: np.ndarray) -> TokenFiles:
     return TokenFiles.open(folder)
 
 
-def tokenized(root: Path, splits: dict[str, np.ndarray], name: str = "tokenize") -> Artifact:
+def tokenized(root: Path, splits: dict[str, np.ndarray]) -> Artifact:
     """Return an artifact with a document a split."""
 
     def save(out: Path) -> Metrics:
@@ -26,4 +26,4 @@ def tokenized(root: Path, splits: dict[str, np.ndarray], name: str = "tokenize")
         return {}
 
     named = {split: ids.tolist() for split, ids in splits.items()}
-    return run_stage(root, StageSpec(name, 1, named, {}), save)
+    return run_stage(root, StageSpec("tokenize", 1, named, {}), save)

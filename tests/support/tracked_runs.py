@@ -38,7 +38,8 @@ def record_end(tracker: Tracker, pipeline: str, files: Path) -> None:
     (files / "checkpoint" / "config.json").write_text("{}")
     tracker.register_checkpoint(f"model-{pipeline}", files / "checkpoint", f"{pipeline}-distill")
     row = {"backbone": "tiny", "tau": 5}
-    tracker.comparison_run(f"{pipeline}-row", row, {"top1": 0.5, "kl": 0.0}, pipeline=pipeline)
+    name = f"{pipeline}-row"
+    tracker.comparison_run(pipeline, name, name, row, {"top1": 0.5, "kl": 0.0})
     tracker.attach(pipeline, [files / "checkpoint" / "config.json"])
     tracker.finish(pipeline)
 
@@ -91,18 +92,18 @@ def held(uri: str) -> dict[str, Any]:
             "points": points,
             "tags": tags,
             "inputs": sorted(entry.dataset.digest for entry in run.inputs.dataset_inputs),
-            "files": sorted(_files(client, run.info.run_id)),
+            "files": sorted(files_of(client, run.info.run_id)),
         }
     versions = client.search_model_versions("name = 'umim'")
     found["versions"] = sorted((names[v.run_id], sorted(v.aliases)) for v in versions)
     return json.loads(json.dumps(found))
 
 
-def _files(client: MlflowClient, run_id: str, folder: str | None = None) -> list[str]:
+def files_of(client: MlflowClient, run_id: str, folder: str | None = None) -> list[str]:
     """Return all files of a run by their path."""
     found: list[str] = []
     for entry in client.list_artifacts(run_id, folder):
-        found += _files(client, run_id, entry.path) if entry.is_dir else [entry.path]
+        found += files_of(client, run_id, entry.path) if entry.is_dir else [entry.path]
     return found
 
 

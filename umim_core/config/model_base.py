@@ -72,10 +72,14 @@ def validated(model: type[AnyModel], raw: object, what: str) -> AnyModel:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part)[:99] for part in first["loc"]) or "the recipe"
-        remedy = "Correct the field."
+        rule, value, remedy = first["msg"], first.get("input"), "Correct the field."
         if first["type"] == "extra_forbidden":
             remedy = _right_name(model, first["loc"])
-        raise ConfigError(f"{what}: {where}: {first['msg']}", first.get("input"), remedy) from error
+        own = getattr(first.get("ctx", {}).get("error"), "__cause__", None)
+        if isinstance(own, ConfigError):  # of ``checking``: it says all of this by itself
+            rule, remedy = own.rule, own.remedy or remedy
+            value = value if own.value is None else own.value
+        raise ConfigError(f"{what}: {where}: {rule}", value, remedy) from error
 
 
 def _right_name(model: type[BaseModel], place: Sequence[int | str]) -> str:

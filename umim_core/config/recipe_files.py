@@ -13,7 +13,7 @@ from umim_core.config.model_base import validated
 from umim_core.config.recipe import Recipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.encodable import encoding_error
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, did_you_mean, require
 from umim_core.store.disk import read_bytes
 
 AnyRecipe = Recipe | TableRecipe | AdaptationRecipe
@@ -164,6 +164,9 @@ def read_recipe_file(path: Path) -> object:
 def load_any_recipe(path: Path) -> AnyRecipe:
     """Read and validate a recipe of the kind that its field ``kind`` names."""
     raw = read_recipe_file(path)
-    kind = raw.get("kind") if isinstance(raw, dict) else None
-    models: dict[str, type[AnyRecipe]] = {"adaptation": AdaptationRecipe, "table": TableRecipe}
-    return validated(models.get(str(kind), Recipe), raw, path.name)
+    kind = str(raw.get("kind", "pipeline")) if isinstance(raw, dict) else "pipeline"
+    models: dict[str, type[AnyRecipe]] = {"pipeline": Recipe}
+    models |= {"adaptation": AdaptationRecipe, "table": TableRecipe}
+    rule = f"{path.name}: kind must be one of {', '.join(models)}"
+    require(kind in models, ConfigError, rule, kind, did_you_mean(kind, list(models)))
+    return validated(models[kind], raw, path.name)

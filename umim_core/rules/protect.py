@@ -26,7 +26,7 @@ def protected_ids(
 ) -> NDArray[np.int64]:
     """Return the sorted ids (int64) of special tokens and of every token that a pattern matches."""
     special = special_ids(tokenizer)
-    compiled = [(pattern, _compile(pattern)) for pattern in patterns]
+    compiled = [(pattern, compiled_pattern(pattern)) for pattern in patterns]
     if not compiled:
         return np.array(sorted(special), dtype=np.int64)
     plain = sorted(set(tokenizer.get_vocab().values()) - special)
@@ -45,7 +45,8 @@ def protected_ids(
     return np.array(sorted(protected), dtype=np.int64)
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
+def compiled_pattern(pattern: str) -> re.Pattern[str]:
+    """Return a named pattern, or a regular expression, compiled; another one is refused."""
     try:
         return re.compile(NAMED_PATTERNS.get(pattern, pattern))
     except re.error as error:

@@ -10,6 +10,7 @@ import pytest
 
 from support.ray_nodes import head_options, node, paths
 from support.servers import free_port
+from support.small_recipe import least_recipe
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.run.checks import check_machine
@@ -17,7 +18,6 @@ from tasks.run.pipeline import side_by_side
 from tasks.training import meeting
 from tasks.training.train_worker import launch_worker
 from umim_core.backbone.devices import has_device
-from umim_core.config.recipe import Recipe
 
 pytestmark = pytest.mark.full
 SECONDS = 120.0
@@ -49,15 +49,8 @@ def test_a_driver_without_a_gpu_trains_two_cells_at_once(
     monkeypatch.setattr(meeting, "MeetingConfig", lambda backend: gloo())  # no NCCL here
     port = free_port()
     cluster = {"workers": 1, "use_gpu": True, "parallel_stages": 2}
-    recipe = Recipe.model_validate(
-        {
-            "name": "two",
-            "corpus": {"kind": "docstrings"},
-            "cells": [{"backbone": "umim-docs-llama"}, {"backbone": "umim-docs-gpt2"}],
-            "distill": {"max_steps": 1},
-            "cluster": {"address": f"127.0.0.1:{port}", **cluster},
-        }
-    )
+    cells = [{"backbone": "umim-docs-llama"}, {"backbone": "umim-docs-gpt2"}]
+    recipe = least_recipe(cells=cells, cluster={"address": f"127.0.0.1:{port}", **cluster})
     check_machine(recipe, "umim-distill")
     options = [*head_options("127.0.0.1", port, cpus=4), "--num-gpus=2"]
     with node(tmp_path, CHECKOUT, *options), ClusterLease(recipe.cluster, tmp_path) as lease:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-CHECKOUT = Path(__file__).resolve().parents[3]
+from support.source_tree import ROOT
+
 SECONDS = 20.0  # on a machine that is busy with other tests
 HEAD = """
 import hashlib, multiprocessing, pathlib, sys, threading, time
@@ -62,8 +63,8 @@ def test_a_signal_ends_a_run_with_one_line(
     code = f"{HEAD}\nwith stoppable():\n    {busy}\n"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
-        cwd=CHECKOUT,
-        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -6,15 +6,16 @@ The quick set counts on Ray in ``flows/test_full_pipeline.py``.
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from tasks.data.counting import ClusterCounter
-from tasks.data.counting_tables import Corpus
+from tasks.data.counting import ClusterCounter, _added
+from tasks.data.counting_tables import Corpus, packed_row
+from umim_core.errors import ClusterError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
-pytestmark = pytest.mark.full
 EMPTY = np.zeros(0, dtype=np.int64)
 
 
@@ -36,6 +37,7 @@ def assert_equal(got: NgramCounts, want: NgramCounts) -> None:
         assert got.keys[n].dtype == got.support[n].dtype == np.int64
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("block_tokens", "longest"), [(90, 4), (90, 16), (1 << 21, 6)])
 def test_equals_the_count_in_one_process_whatever_the_blocks(
     two_cores: None, block_tokens: int, longest: int
@@ -50,8 +52,42 @@ def test_equals_the_count_in_one_process_whatever_the_blocks(
     assert_equal(ClusterCounter(corpus, block_tokens, longest=longest).count(2), want)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("offsets", [[0], [0, 0, 1, 2]], ids=["no-documents", "short-documents"])
 def test_a_corpus_without_ngrams_has_no_counts(two_cores: None, offsets: list[int]) -> None:
     ids = np.full(offsets[-1], 7, dtype=np.int32)
     got = ClusterCounter(Corpus(ids, np.array(offsets, dtype=np.int64))).count(1)
     assert_equal(got, NgramCounts(dict.fromkeys(ORDERS, EMPTY), dict.fromkeys(ORDERS, EMPTY), 1))
+
+
+SIZES = {2: 3, 3: 2, 4: 1}
+
+
+def partial_counts(ranges: int) -> list[pa.Table]:
+    """The rows of all ranges: range r has everything in r documents."""
+    return [
+        packed_row({"order": n}, ranges=np.array([r]), documents=np.full(SIZES[n], r))
+        for r in range(ranges)
+        for n in ORDERS
+    ]
+
+
+def test_ranges_are_added_up_in_any_order() -> None:
+    rows = partial_counts(3)
+    documents = _added([pa.concat_tables(rows[4:]), *rows[3::-1]], SIZES, 3)
+    assert {n: found.tolist() for n, found in documents.items()} == {
+        n: [3] * SIZES[n] for n in SIZES
+    }
+
+
+@pytest.mark.parametrize("lost", range(9))
+def test_a_range_that_comes_twice_does_not_stand_for_one_that_is_lost(lost: int) -> None:
+    rows = partial_counts(3)
+    rows[lost] = rows[(lost + 3) % 9]
+    with pytest.raises(ClusterError, match=f"ranges must be .* once; .* of {2 + lost % 3}-grams"):
+        _added(rows, SIZES, 3)
+
+
+def test_a_range_that_nobody_asked_for_is_refused() -> None:
+    with pytest.raises(ClusterError, match="each of 2 ranges must be counted once"):
+        _added(partial_counts(3), SIZES, 2)

@@ -1,4 +1,7 @@
-"""Disks that refuse: full ones, and the k-th write, flush or rename that fails; and 200 runs."""
+"""Disks that refuse: full ones, and the k-th write, flush or rename that fails.
+
+All stages: ``flows/test_refusing_disks.py``.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
 from support.faulty_disk import PAGE, Faults, leftovers, published
-from support.sites import here
 from support.tiny_mining import InProcess, NoCluster, TinyCorpus
-from tasks.stages.corpus import CorpusText, corpus_stage, tokenize_stage
-from tasks.stages.named import NamedTokenizer
-from umim_core.config.corpus import FilesCorpus
 from umim_core.errors import ArtifactError
 from umim_core.rules.ruleset import RuleSet
 
@@ -37,14 +36,6 @@ def runs(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     made = tmp_path / "made"
     counted = corpus.count(made, NoCluster())
     rules = RuleSet.load(corpus.filter(made, counted).path / "rules")
-    (tmp_path / "a.txt").write_text(" ".join(f"w{i}" for i in corpus.ids[corpus.ids > 0]))
-    text = {"kind": "text", "paths": [str(tmp_path / "a.txt")]}
-    config = FilesCorpus.model_validate({s: text for s in ("train", "valid", "test")})
-    of = CorpusText(config)
-    raw = corpus_stage(text=of).build(here(made))
-    tokens = tokenize_stage(
-        corpus=raw, text=of, train_tokens=None, tokenizer=NamedTokenizer(corpus.backbone)
-    )
 
     def save(root: Path) -> str:
         if not (root / "rules").exists():
@@ -52,16 +43,13 @@ def runs(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return RuleSet.load(root / "rules").digest
 
     return {
-        "tokenize": lambda root: tokens.build(here(root)).digest,
         "count": lambda root: corpus.count(root, NoCluster()).digest,
         "filter": lambda root: corpus.filter(root, counted).digest,
         "rules": save,
     }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("tokenize", marks=pytest.mark.full), "count", "filter", "rules"]
-)
+@pytest.mark.parametrize("name", ["count", "filter", "rules"])
 def test_a_full_disk_is_named_with_path_and_bytes_and_the_rerun_succeeds(
     runs: dict[str, Run], small_disk: Callable[[int], Path], tmp_path: Path, name: str
 ) -> None:
@@ -91,8 +79,6 @@ def test_a_full_disk_is_named_with_path_and_bytes_and_the_rerun_succeeds(
 @pytest.mark.parametrize(
     ("name", "step"),
     [
-        pytest.param("tokenize", 1, marks=pytest.mark.full),
-        pytest.param("tokenize", 7, marks=pytest.mark.full),
         pytest.param("count", 1, marks=pytest.mark.full),
         ("count", 7),
         ("filter", 1),

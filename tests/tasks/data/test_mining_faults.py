@@ -16,6 +16,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
+from support.source_tree import ROOT
 from support.tiny_mining import OPTIONS, TinyCorpus, titles
 from support.worker_kills import WorkerKiller
 from tasks.cluster.lease import ClusterLease
@@ -23,7 +24,6 @@ from tasks.run.stage import Artifact
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 MANY_TASKS = {"block_tokens": 1000}  # twenty tasks per order for 20,000 tokens
 # Titles that Ray gives its workers: what they run now.
 MAP, GROUPS = "ray::MapBatches(local)", "ray::MapBatches(total)"
@@ -141,7 +141,7 @@ def run_until_killed(
     with log.open("w") as stream:
         driver = psutil.Popen(
             command,
-            env=os.environ | {"PYTHONPATH": f"{CHECKOUT}{os.pathsep}{CHECKOUT / 'tests'}"},
+            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
             stdout=stream,
             stderr=stream,
         )

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from support.sites import made
 from tasks.cluster.lease import ClusterLease
 from tasks.report.publish_run import announce_adaptation
 from tasks.run.pipeline import PipelineRun
 from tasks.run.recipes import find_recipe
-from tasks.run.stage import Artifact, StageSpec, run_stage
-from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
+from tasks.run.stage import Artifact
+from tasks.tracking.compare_view import ADAPTATION_SOURCE
 from tasks.tracking.tracker import Tracker
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import DEFAULT_TASK
@@ -37,12 +38,11 @@ BODY = {
 
 
 def _adaptation(root: Path) -> Artifact:
-    def build(out: Path) -> dict[str, float]:
+    def build(out: Path) -> None:
         write_json(out / "adaptation.json", BODY)
         (out / "adaptation.md").write_text("# Page\n", "utf-8")
-        return {"points": 2.0}
 
-    return run_stage(root, StageSpec("adaptation", 1, {}, {}), build)
+    return made(root, "adaptation", build, points=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,10 @@ def test_every_point_is_a_row_of_the_view_that_the_run_links_to(
     tracker = Tracker(store, tmp_path)
     tracker.pipeline_run("p", {"recipe": "tiny"}, name="tiny")
     agreement = {"token_reduction": 0.5, "top1": 0.5, "kl": 0.5}
-    tracker.comparison_run("row", {"setting": "of a pipeline"}, agreement, pipeline="p")
+    tracker.comparison_run("p", "row", "a row", {"setting": "of a pipeline"}, agreement)
     other, change = {"setting": "of another task", "task": "another task"}, {"difference": 0.5}
-    tags = {SOURCE_TAG: ADAPTATION_SOURCE}
-    tracker.comparison_run("other", other, change | {"token_reduction": 0.5}, tags=tags)
+    change["token_reduction"] = 0.5
+    tracker.comparison_run("p", "other", "a point", other, change, source=ADAPTATION_SOURCE)
     with ClusterLease(recipe.cluster) as lease:
         run: PipelineRun[AdaptationRecipe] = PipelineRun(recipe, tmp_path, lease, tracker, "p")
         adaptation = _adaptation(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
 import subprocess
 import sys
@@ -11,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from support.source_tree import ROOT
 from tasks.run.stage import StageSpec, run_stage, verifying_once
 from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import read_json, write_json
 
-ROOT = Path(__file__).resolve().parents[3]
 SPEC = StageSpec("count", 1, {"tau": 5, "excluded": [1, 2]}, {"tokens": "a" * 64})
 # Builds a stage slowly and writes one line per build into a log beside the root.
 SLOW = """
@@ -262,18 +261,6 @@ def test_two_processes_that_launch_one_stage_build_it_once(tmp_path: Path) -> No
     assert (executed, built, digest) == ("False", "True", same)
     assert len((tmp_path / "log").read_text().splitlines()) == 1
     assert names(root / "slow") == {SLOW_KEY}
-
-
-@pytest.mark.full  # the lock of a killed process is in the quick store/test_locking.py
-def test_a_second_process_takes_over_when_the_first_is_killed(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    with start(root, "fresh", 600) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "building\n"
-        second = start(root, "fresh", 0.0)
-        os.kill(first.pid, signal.SIGKILL)
-        assert finish(second)[-1] == "True"
-    assert len((tmp_path / "log").read_text().splitlines()) == 2
 
 
 def test_a_directory_without_a_manifest_does_not_exist_and_is_set_aside(tmp_path: Path) -> None:

@@ -64,11 +64,6 @@ def test_every_difference_has_a_column() -> None:
     ]
 
 
-def test_data_survives_being_saved() -> None:
-    data = ablation()
-    assert AblationData.model_validate_json(data.model_dump_json()) == data
-
-
 def with_metrics(made: AblationCell, **metrics: float) -> AblationCell:
     row = made.row.model_copy(update={"metrics": made.row.metrics | metrics})
     return made.model_copy(update={"row": row})

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from support.sites import here
+from support.sites import here, made
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, comparison_rows
 from tasks.run.site import Site
-from tasks.run.stage import Artifact, StageSpec, run_stage
+from tasks.run.stage import Artifact
 from tasks.stages.evaluate import benchmark_stage, evaluate_stage, throughput_rows
 from tasks.stages.named import NamedCheckpoint
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig
@@ -45,7 +45,7 @@ def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
         tokens,
         trained,
         settings={"WT": trained},
-        evaluations={"WT": run_stage(tmp_path, StageSpec("evaluate", 1, {}, {}), lambda _: {})},
+        evaluations={"WT": made(tmp_path, "evaluate")},
         benchmark=timed,
     )
     (row,) = comparison_rows([result], [], seed=0)
@@ -62,10 +62,10 @@ def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
 LENGTH = 16
 
 
-def evaluated(root: Path, made: Artifact, merge: Path, dtype: BackboneDtype) -> Artifact:
+def evaluated(root: Path, tokens: Artifact, merge: Path, dtype: BackboneDtype) -> Artifact:
     config = EvaluateConfig(alignment_rows=4, perplexity_rows=4, batch_size=2)
     call = evaluate_stage(
-        tokens=made, checkpoint=NamedCheckpoint(merge), config=config, segment_length=LENGTH
+        tokens=tokens, checkpoint=NamedCheckpoint(merge), config=config, segment_length=LENGTH
     )
     return call.build(replace(here(root), dtype=dtype))
 

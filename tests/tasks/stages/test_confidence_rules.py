@@ -12,9 +12,9 @@ import torch
 
 import tasks.stages.mine
 from support.ngram_oracle import grams_of
-from support.sites import here
+from support.sites import here, made
 from support.token_artifacts import write_documents
-from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.run.stage import Artifact
 from tasks.stages.mine import confidence_rules_stage, confidence_stage
 from tasks.stages.named import NamedBackbone, NamedTokenizer
 from umim_core.backbone.backbone import Backbone, load_backbone
@@ -39,11 +39,10 @@ class Setting:
         self.backbone = str(folder / "backbone")
         self.ids = np.random.default_rng(0).integers(0, 8, SEGMENTS * LENGTH + 5).astype(np.int32)
 
-        def save(out: Path) -> Metrics:
-            write_documents(out / "train", *np.array_split(self.ids, 5))
-            return {}
-
-        self.tokenized = run_stage(folder, StageSpec("tokenize", 1, {}, {}), save)
+        parts = np.array_split(self.ids, 5)
+        self.tokenized = made(
+            folder, "tokenize", lambda out: write_documents(out / "train", *parts)
+        )
 
     def count(self, root: Path, **changes: object) -> Artifact:
         options = OPTIONS.model_copy(update=changes)
@@ -54,8 +53,8 @@ class Setting:
     def rules(self, root: Path, counted: Artifact, **changes: object) -> RuleSet:
         options = OPTIONS.model_copy(update=changes)
         tokenizer = NamedTokenizer(self.backbone)
-        made = confidence_rules_stage(counted=counted, tokenizer=tokenizer, options=options)
-        return RuleSet.load(made.build(here(root)).path / "rules")
+        call = confidence_rules_stage(counted=counted, tokenizer=tokenizer, options=options)
+        return RuleSet.load(call.build(here(root)).path / "rules")
 
     def runs(self, segments: int = SEGMENTS) -> Runs:
         """Find the runs token by token; a segment's first token and ``<eos>`` end one."""

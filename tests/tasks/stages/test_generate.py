@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+import tasks.stages.generate
 from support.sites import here
-from support.tiny_generation import MAX_TOKENS, QUESTIONS, generate, tiny_generated_corpus
+from support.tiny_generation import (
+    MAX_TOKENS,
+    QUESTIONS,
+    SHARDS,
+    generate,
+    generate_until,
+    tiny_generated_corpus,
+)
+from support.training_processes import exit_codes, start_ranks
+from support.worker_kills import WorkerKiller
+from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import CorpusText, corpus_stage, tokenize_stage, tokens
 from tasks.stages.named import NamedTokenizer
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import GeneratedCorpus
-from umim_core.errors import CorpusError
+from umim_core.config.recipe import ClusterConfig
+from umim_core.errors import ArtifactError, CorpusError
 from umim_core.synthetic_corpora.questions import TrajectoryRow, iter_rows
 
 
@@ -129,3 +144,102 @@ def test_a_corpus_without_its_trajectories_is_refused(
 ) -> None:
     with pytest.raises(CorpusError, match="needs its trajectories"):
         corpus_stage(text=CorpusText(corpus)).build(here(tmp_path))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The shards that are written in this process, as they are; each on one thread."""
+    numbers: list[int] = []
+    write = tasks.stages.generate.write_shard
+
+    def note(folder: Path, number: int, rows: list[TrajectoryRow]) -> None:
+        assert torch.get_num_threads() == 1
+        write(folder, number, rows)
+        numbers.append(number)
+
+    monkeypatch.setattr(tasks.stages.generate, "write_shard", note)
+    return numbers
+
+
+def shards_in(root: Path) -> dict[str, tuple[int, int]]:
+    return {
+        path.name: (path.stat().st_mtime_ns, path.stat().st_ino)
+        for path in root.glob("generate/**/shards/*.jsonl")
+    }
+
+
+def test_a_full_disk_keeps_the_finished_shards(
+    corpus: GeneratedCorpus,
+    generated: Artifact,
+    made: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flush, threads = os.fsync, torch.get_num_threads()
+    torch.set_num_threads(3)
+
+    def full(handle: int) -> None:
+        if ".000002.jsonl." in os.readlink(f"/proc/self/fd/{handle}"):  # the third shard's scratch
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush(handle)
+
+    with monkeypatch.context() as patch, pytest.raises(ArtifactError, match=r"2\.jsonl .*No space"):
+        patch.setattr(os, "fsync", full)
+        generate(tmp_path, corpus)
+    before = shards_in(tmp_path)
+    assert sorted(before) == ["000000.jsonl", "000001.jsonl"]
+    assert generate(tmp_path, corpus).digest == generated.digest
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(threads)
+    assert made == [0, 1, 2, 3, 4]
+    after = shards_in(tmp_path)
+    assert {name: after[name] for name in before} == before, "finished shards are not touched"
+
+
+# Where the process kills itself, and how many shards are whole by then.
+POINTS = {
+    "nothing asked": (("tasks.stages.generate.write_selection", 1, "before"), 0),
+    "nothing sampled": (("tasks.stages.generate.write_selection", 1, "after"), 0),
+    "sampled": (("tasks.stages.generate.write_shard", 3, "before"), 2),
+    "not renamed": (("os.fsync", 9, "after"), 2),
+    "written": (("tasks.stages.generate.write_shard", 3, "after"), 3),
+    "no manifest": (("umim_core.store.publication.write_manifest", 1, "before"), SHARDS),
+    "stage not renamed": (("umim_core.store.publication.flush_tree", 2, "after"), SHARDS),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", POINTS)
+def test_a_killed_run_goes_on_with_the_next_shard(
+    corpus: GeneratedCorpus, generated: Artifact, made: list[int], tmp_path: Path, name: str
+) -> None:
+    point, whole = POINTS[name]
+    root = tmp_path / "root"
+    run = start_ranks(tmp_path, 1, generate_until, root, corpus.model_dump_json(), *point)
+    assert exit_codes(run) == [-signal.SIGKILL], (tmp_path / "rank-0.log").read_text("utf-8")
+    before = shards_in(root)
+    assert len(before) == whole
+    assert generate(root, corpus).digest == generated.digest
+    assert made == list(range(whole, SHARDS))
+    after = shards_in(root)
+    assert {name: after[name] for name in before} == before, "finished shards are not touched"
+
+
+# Workers
+
+
+@pytest.fixture(scope="module")
+def lease(two_cores: None) -> Iterator[ClusterLease]:
+    with ClusterLease(ClusterConfig(cpus=2, workers=2)) as found:
+        found.ensure()
+        yield found
+
+
+@pytest.mark.full
+def test_a_killed_worker_leaves_the_bytes_alone(
+    corpus: GeneratedCorpus, generated: Artifact, lease: ClusterLease, tmp_path: Path
+) -> None:
+    with WorkerKiller("ray::_call", ready=lambda: shards_in(tmp_path)) as killer:
+        found = generate(tmp_path, corpus, lease)
+    assert killer.killed, "a worker was killed"
+    assert found.digest == generated.digest

@@ -8,11 +8,12 @@ import pytest
 
 from flows.parts import plan
 from support.sites import here
+from support.small_recipe import least_recipe
 from support.tiny_pipeline import Walk
 from tasks.stages.mine import given_rules_stage
 from tasks.stages.named import NamedRules, NamedTokenizer
 from tasks.stages.train import task_rules_stage
-from umim_core.config.recipe import Cell, Recipe
+from umim_core.config.recipe import Cell
 from umim_core.errors import TokenizerMismatchError
 from umim_core.rules.ruleset import RuleSet
 
@@ -42,14 +43,7 @@ def test_rules_of_another_tokenizer_are_refused(cell: Cell, tmp_path: Path) -> N
 
 
 def test_nothing_is_mined_for_such_a_cell(cell: Cell) -> None:
-    recipe = Recipe.model_validate(
-        {
-            "name": "own",
-            "corpus": {"kind": "docstrings"},
-            "cells": [cell.model_dump(), {"backbone": cell.backbone, "tau": 7}],
-            "distill": {"max_steps": 1},
-        }
-    )
+    recipe = least_recipe(cells=[cell.model_dump(), {"backbone": cell.backbone, "tau": 7}])
     made = [step["stage"] for step in plan(recipe)]
     assert made.count("given-rules") == 1
     assert made.count("count") == made.count("filter") == 1

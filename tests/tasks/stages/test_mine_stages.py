@@ -13,7 +13,16 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
-from support.tiny_mining import LENGTH, OPTIONS, TAU, NoCluster, TinyCorpus, frequent, stored
+from support.tiny_mining import (
+    LENGTH,
+    OPTIONS,
+    TAU,
+    InProcess,
+    NoCluster,
+    TinyCorpus,
+    frequent,
+    stored,
+)
 from support.tiny_pipeline import counting_in_process
 from tasks.cluster.lease import ClusterLease
 from tasks.data.counting import ClusterCounter, Counted
@@ -247,3 +256,26 @@ def test_the_typed_error_of_a_worker_reaches_the_caller(
     told = r"corpus: token ids must lie in 0\.\.262143; got -3 at position \d+\. Check the t.*"
     assert re.fullmatch(told, str(caught.value)), "one line, without the advice of Ray"
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_more_documents_than_there_are_give_no_empty_rule_set(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks.stages.mine, "ClusterCounter", InProcess)
+    corpus = TinyCorpus.make(tmp_path / "corpus", tiny_tokenizer, 1000)
+    corpus.count(tmp_path, NoCluster(), min_documents=2)
+    found = corpus.count(tmp_path, NoCluster(), min_documents=1000)
+    assert not found.executed
+    with pytest.raises(CorpusError, match=r"min_documents is 1000, .* as many documents; got 15"):
+        corpus.filter(tmp_path, found, min_documents=1000)
+    assert not list(tmp_path.glob("filter/*"))
+
+
+def test_rules_record_the_patterns_of_tokens_that_they_were_kept_off(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks.stages.mine, "ClusterCounter", InProcess)
+    corpus = TinyCorpus.make(tmp_path / "corpus", tiny_tokenizer, 1000)
+    protect = {"protect": ("^w3$",)}
+    made = corpus.filter(tmp_path, corpus.count(tmp_path, NoCluster(), **protect), **protect)
+    assert RuleSet.load(made.path / "rules").options.protect == ("^w3$",)

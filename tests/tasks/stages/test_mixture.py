@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.sites import here
-from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from support.sites import here, made
+from tasks.run.stage import Artifact
 from tasks.stages.corpus import CorpusText, mixture_stage, sources_of_splits
 from umim_core.config.corpus import SPLITS, MixtureCorpus
 from umim_core.text.sources import iter_documents
@@ -40,22 +40,21 @@ def config(tmp_path: Path) -> MixtureCorpus:
 
 @pytest.fixture
 def docstrings(tmp_path: Path) -> Artifact:
-    def write(out: Path) -> Metrics:
+    def write(out: Path) -> None:
         for split in SPLITS:
             lines = [json.dumps({"text": f"Return the {split} array {i}.\0"}) for i in range(30)]
             (out / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
-        return {}
 
-    return run_stage(tmp_path, StageSpec("corpus", 1, {}, {}), write)
+    return made(tmp_path, "corpus", write)
 
 
 def test_every_split_holds_all_parts_and_a_part_its_own_test_documents(
     config: MixtureCorpus, docstrings: Artifact, tmp_path: Path
 ) -> None:
     text = CorpusText(config)
-    made = mixture_stage(text=text, docstrings=docstrings).build(here(tmp_path))
+    mixed = mixture_stage(text=text, docstrings=docstrings).build(here(tmp_path))
     for split in SPLITS:
-        lines = (made.path / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (mixed.path / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines]
         found = Counter(row["part"] for row in rows)
         assert (found["notes"], found["docs"]) == (80, 30)
@@ -66,7 +65,7 @@ def test_every_split_holds_all_parts_and_a_part_its_own_test_documents(
         )
         first = {json.loads(line)["part"] for line in lines[: len(lines) // 4]}
         assert first == {"book", "notes", "docs"}
-    (book,) = iter_documents(sources_of_splits(made, text)["part_book"])
+    (book,) = iter_documents(sources_of_splits(mixed, text)["part_book"])
     assert book == (tmp_path / "book-test.txt").read_text(encoding="utf-8")
-    notes = iter_documents(sources_of_splits(made, text)["part_notes"])
+    notes = iter_documents(sources_of_splits(mixed, text)["part_notes"])
     assert list(notes)[41] == "test note 1 1\f."

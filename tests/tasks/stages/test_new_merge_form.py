@@ -9,11 +9,10 @@ import pytest
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from support.sites import here
+from support.sites import here, made
 from support.tiny_models import save_with_tokenizer
 from support.token_artifacts import tokenized
 from tasks.report.compare import CellResult, comparison_rows
-from tasks.run.stage import Metrics, StageSpec, run_stage
 from tasks.stages.evaluate import evaluate_stage
 from tasks.stages.named import NamedBackbone, NamedCheckpoint
 from tasks.stages.train import ModuleTraining, distill_stage
@@ -68,13 +67,9 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
     fingerprint = tiny_llama.tokenizer_fingerprint
     mined = RuleSet.from_spans([(1, 2), (3, 4, 5)], tokenizer_fingerprint=fingerprint)
 
-    def rules(out: Path) -> Metrics:
-        mined.save(out / "rules")
-        return {}
-
     sizes = {"train": 8, "valid": 2, "test": 4}
     tokens = tokenized(tmp_path, {s: np.arange(n * LENGTH) % 7 + 1 for s, n in sizes.items()})
-    filtered = run_stage(tmp_path, StageSpec("rules", 1, {}, {}), rules)
+    filtered = made(tmp_path, "rules", lambda out: mined.save(out / "rules"))
     cell = Cell(backbone=str(tmp_path / "backbone"), kind="normed-mean")
     config = DistillConfig(max_steps=4, batch_size=4, bf16=False)
     train, valid = tokens.part("train"), tokens.part("valid")

@@ -7,31 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from support.sites import here
+from support.sites import here, made
 from support.tiny_pipeline import Walk
 from tasks.report.report import ReportData
-from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.stages.publish import report_stage
 
 pytestmark = pytest.mark.full  # a whole run is in its fixture
-
-
-def evaluation(root: Path, **metrics: float) -> Artifact:
-    return run_stage(root, StageSpec("evaluate", 1, metrics, {}), lambda _: metrics)
 
 
 @pytest.mark.parametrize("measured", ["top1_states", "top1"])
 def test_examples_are_of_the_checkpoint_that_agrees_most_with_its_base_model(
     tiny_run: Walk, tmp_path: Path, measured: str
 ) -> None:
-    (made,), _ = tiny_run.results
+    (trained,), _ = tiny_run.results
     cells = [
         replace(
-            made,
-            cell=made.cell.model_copy(update={"tau": tau}),
+            trained,
+            cell=trained.cell.model_copy(update={"tau": tau}),
             evaluations={
-                "WT": evaluation(tmp_path, **{measured: value, "ppl_umim": 9.0 + tau}),
-                "WT + FT": evaluation(tmp_path, **{measured: 0.99}),  # adapted to another text
+                "WT": made(tmp_path, "evaluate", **{measured: value, "ppl_umim": 9.0 + tau}),
+                "WT + FT": made(
+                    tmp_path, "evaluate", **{measured: 0.99}
+                ),  # adapted to another text
             },
         )
         for tau, value in ((3, 0.2), (4, 0.7), (5, 0.6))

@@ -134,13 +134,6 @@ def test_a_run_cut_off_half_way_scores_the_rest_and_nothing_twice(
     assert [a.digest for a in again.artifacts] == [a.digest for a in whole.artifacts]
 
 
-def test_a_finished_table_scores_nothing(
-    whole: Walk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stage, "score_shard", None)
-    assert not any(artifact.executed for artifact in run_table(whole.root, whole.recipe).artifacts)
-
-
 def test_a_text_has_the_figures_of_its_rows(
     tiny_checkpoint: Path, questions: Path, tmp_path: Path
 ) -> None:

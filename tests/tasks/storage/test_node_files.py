@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from support.s3 import Machine
+from support.sites import made
 from tasks.cluster.nodes import _answer
-from tasks.run.stage import Artifact, StageSpec, run_stage
+from tasks.run.stage import Artifact
 from tasks.storage.node_files import fetch_inputs, local_copy
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.text.sources import TextFiles
@@ -25,11 +26,7 @@ class Job:
 
 
 def built(name: str, text: str = "x") -> Artifact:
-    def build(out: Path) -> dict[str, float]:
-        (out / "a.txt").write_text(text)
-        return {}
-
-    return run_stage(artifact_root(), StageSpec(name, 1, {}, {}), build)
+    return made(artifact_root(), name, lambda out: (out / "a.txt").write_text(text))
 
 
 def seen_from(node: Path, driver: Path, path: Path) -> Path:

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
+from typer.testing import CliRunner
 
+from flows.cli import app
 from support.harness_files import CONTENT, PROMPT, SAMPLES, write_results
+from support.tracked_runs import files_of, runs_of
 from tasks.tracking.harness_results import HarnessResults, find_results
-from tasks.tracking.tracker import flatten
+from tasks.tracking.tracker import fit_name, flatten
 from umim_core.errors import EvaluationError
 
 NO_FILES = ["../tiny", "/tiny", "a/b", "", "a\0b", "x" * 300, "\ud800"]
@@ -83,3 +87,28 @@ def test_a_folder_without_results_is_refused(tmp_path: Path, content: dict[str, 
         write_results(tmp_path, content)
     with pytest.raises(EvaluationError, match=r"as lm-eval writes it|results of lm-eval"):
         find_results(tmp_path)
+
+
+def test_results_are_one_run_that_a_second_call_leaves_alone(
+    store: str, results: HarnessResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
+
+    def logged() -> dict[str, str]:
+        printed = CliRunner().invoke(app, ["log-lm-eval", str(results.path.parent), "--json"])
+        assert printed.exit_code == 0, printed.exception
+        (row,) = json.loads(printed.stdout)["runs"]
+        return dict(row)
+
+    client = MlflowClient(store)
+    client.update_run(logged()["run_id"], "RUNNING")  # as a kill before the last call leaves it
+    again = logged()
+    assert again["new"] and logged() == again | {"new": False}
+    (run,) = runs_of(store, "harness")
+    assert (run.info.run_id, run.info.status) == (again["run_id"], "FINISHED")
+    assert run.data.metrics == {fit_name(n): value for n, value in results.metrics().items()}
+    assert run.data.params == flatten(results.params())
+    assert {"samples/tiny.json", results.path.name} <= set(files_of(client, run.info.run_id))
+    table = client.load_table(again["experiment_id"], "samples/tiny.json", [run.info.run_id])
+    assert table["prompt"].tolist() == [PROMPT, PROMPT]

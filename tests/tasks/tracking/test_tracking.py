@@ -16,7 +16,7 @@ from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS, Measu
 from tasks.run.pipeline import open_pipeline
 from tasks.run.services import local_services
 from tasks.tracking import tracker as tracking
-from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
+from tasks.tracking.compare_view import ADAPTATION_SOURCE
 from tasks.tracking.tracker import PREFECT_TAG, RunInput, Tracker, flatten
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.config.recipe import DEFAULT_TASK, Cell
@@ -111,7 +111,7 @@ def test_a_comparison_run_is_flat_and_has_the_names_others_query(tracker: Tracke
         },
     )
     tracker.pipeline_run("flat", {}, {"umim.recipe": "novels"})
-    tracker.comparison_run("flat-1", row.params(), row.measured(), pipeline="flat")
+    tracker.comparison_run("flat", "flat-1", "flat-1", row.params(), row.measured())
     run = run_of(tracker, "comparison", "flat-1")
     data = run.data
     assert data.tags["umim.pipeline"] == run_of(tracker, "pipeline", "flat").info.run_id
@@ -136,7 +136,7 @@ def test_the_comparison_is_shown_without_a_click(
     record_pipeline(tracker, "p", tmp_path / "files")
     for number, metrics in enumerate((shown, ["ppl_half_umim"])):  # the second: a baseline's
         values = dict.fromkeys(metrics, 0.5)
-        tracker.comparison_run(f"row-{number}", {"tau": 5}, values, name="a row", pipeline="p")
+        tracker.comparison_run("p", f"row-{number}", "a row", {"tau": 5}, values)
     pages = tracker.pages("p")
     assert pages is not None and pages.links() == {}
     assert pages.command == f"mlflow ui --backend-store-uri {tracker.uri}"
@@ -150,8 +150,8 @@ def test_the_comparison_is_shown_without_a_click(
     assert chart["selectedMetrics"] == shown
     assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
     point = {"token_reduction": 0.1, "difference": 0.0}
-    tags = {SOURCE_TAG: ADAPTATION_SOURCE}
-    tracker.comparison_run("point", {"task": "t"}, point, name="a point", pipeline="p", tags=tags)
+    task = {"task": "t"}
+    tracker.comparison_run("p", "point", "a point", task, point, source=ADAPTATION_SOURCE)
     found = runs_of(tracker.uri, query=state["searchFilter"])
     assert {run.info.run_name for run in found} == {"p-row", "a row"}
 
@@ -185,7 +185,7 @@ def test_secrets_are_hidden_and_names_that_only_sound_like_them_are_not() -> Non
 def stopped(tracker: Tracker) -> None:
     """A pipeline of the same key that measures a row and is stopped."""
     tracker.pipeline_run("p", {"recipe": "tiny"}, name="tiny")
-    tracker.comparison_run("p-row", {"tau": 5}, {"top1": 0.25}, pipeline="p")
+    tracker.comparison_run("p", "p-row", "p-row", {"tau": 5}, {"top1": 0.25})
     tracker.finish("p", "KILLED")
 
 

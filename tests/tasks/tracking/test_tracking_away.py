@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,8 +15,6 @@ from mlflow import MlflowClient
 
 from support.tracked_runs import held, of_run, record_pipeline, runs_of
 from tasks.tracking.tracker import Tracker
-
-CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -179,27 +174,3 @@ def test_threads_share_a_store_and_lose_nothing(
     for thread in threads:
         thread.join()
     assert [of_run(store, name) for name in names] == [undisturbed] * 3
-
-
-@pytest.mark.full  # eight processes that import MLflow
-def test_eight_processes_share_a_store_that_none_has_made_and_lose_nothing(
-    tmp_path: Path, undisturbed: dict[str, Any]
-) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    names = [f"pro-{number % 4}" for number in range(8)]  # two of each
-    program = (
-        "import sys; from pathlib import Path; from tasks.tracking.tracker import Tracker\n"
-        "from support.tracked_runs import record_pipeline\n"
-        "root, uri, name = Path(sys.argv[1]), *sys.argv[2:]\n"
-        "record_pipeline(Tracker(uri, root), name, root / name)\n"
-    )
-    paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests")))
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path), uri, name],
-            env={**os.environ, "PYTHONPATH": paths},
-        )
-        for name in names
-    ]
-    assert [process.wait(timeout=280) for process in started] == [0] * 8
-    assert [of_run(uri, name) for name in names] == [undisturbed] * 8

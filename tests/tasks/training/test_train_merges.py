@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from support.tiny_training import CONFIG, ROWS, SEED, Run, train_here, train_rank, train_until
-from support.training_processes import run_ranks
+from support.tiny_training import CONFIG, ROWS, SEED, Run, train_here, train_until
 from tasks.training.strategies import DdpStrategy
 from umim_core.errors import CorpusError
 from umim_core.training.train_loop import batch_indices, train
@@ -43,25 +41,3 @@ def test_a_resumed_run_counts_the_merges_before_it(tmp_path: Path) -> None:
     train_until(run, CONFIG.checkpoint_every)
     result, objective = train_here(run)
     assert (objective.batches, result.progress.step) == (STEPS - CONFIG.checkpoint_every, STEPS)
-
-
-def test_predictions_count_the_same_whichever_rank_has_them(tmp_path: Path) -> None:
-    """The rows of a batch have 4 or 20 aligned predictions; their sum is what is divided by."""
-    once = CONFIG.model_copy(update={"max_steps": 1})
-    joint, pair = (Run(tmp_path / name, config=once, dtype=torch.float64) for name in "ab")
-    train_here(joint)
-    run_ranks(tmp_path, 2, train_rank, pair)
-    (step,), (expected,) = (
-        [row for row in run.curve() if "train_loss" in row] for run in (pair, joint)
-    )
-    assert step == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.full
-def test_a_rank_without_merges_goes_on_with_one_that_has_some(tmp_path: Path) -> None:
-    theirs = {i for step in range(EPOCH) for i in batch_indices(SEED, step, BATCH, ROWS)[1::2]}
-    short = CONFIG.model_copy(update={"max_steps": EPOCH})
-    merges = tuple(index not in theirs for index in range(ROWS))
-    run = Run(tmp_path / "state", config=short, merges=merges)
-    run_ranks(tmp_path, 2, train_rank, run)
-    assert [row["step"] for row in run.curve() if "train_loss" in row] == [1, 2, 3]

@@ -6,7 +6,6 @@ One tiny stage ``distill`` is built several ways; what is compared is the artifa
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
+from support.flow_runs import wait_for_step
+from support.sites import made
 from support.tiny_models import save_with_tokenizer
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.run.site import Site
-from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.run.stage import Artifact
 from tasks.stages.named import NamedBackbone
 from tasks.stages.train import ModuleTraining, distill_stage
 from umim_core.backbone.backbone import Backbone
@@ -30,7 +31,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.corpus import DocstringCorpus
 from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, Recipe
-from umim_core.errors import ClusterError, CorpusError
+from umim_core.errors import ClusterError
 from umim_core.rules.ruleset import RuleSet
 from umim_core.training.train_job import read_curve
 
@@ -44,11 +45,11 @@ class Inputs:
     made: dict[str, Artifact]
     recipe: Recipe
 
-    def build(self, root: Path, lease: ClusterLease, tokens: str = "tokens") -> Artifact:
+    def build(self, root: Path, lease: ClusterLease) -> Artifact:
         cell, recipe = self.recipe.cells[0], self.recipe
         backbone = NamedBackbone(cell.backbone)
         training = ModuleTraining(backbone, cell.alone(), recipe.distill, LENGTH, recipe.seed)
-        train, valid = (self.made[tokens].part(split) for split in ("train", "valid"))
+        train, valid = (self.made["tokens"].part(split) for split in ("train", "valid"))
         call = distill_stage(training=training, rules=self.made["rules"], train=train, valid=valid)
         return call.build(Site(root, lease))
 
@@ -65,20 +66,11 @@ def inputs(
         [(1, 2), (3, 4, 5), (6, 7)], tokenizer_fingerprint=tiny_llama.tokenizer_fingerprint
     )
 
-    def save_rules(out: Path) -> Metrics:
-        rules.save(out / "rules")
-        return {}
-
-    def tokens(name: str, least: int) -> Artifact:
-        rng = np.random.default_rng(0)
-        rows = {"train": 14, "valid": 4}
-        ids = {s: rng.integers(least, least + 7, n * LENGTH) for s, n in rows.items()}
-        return tokenized(folder, ids, name)
-
-    made = {
-        "rules": run_stage(folder, StageSpec("rules", 1, {}, {}), save_rules),
-        "tokens": tokens("tokens", least=1),
-        "unmerged": tokens("unmerged", least=8),  # no rule matches ids from 8 on
+    rng, rows = np.random.default_rng(0), {"train": 14, "valid": 4}
+    ids = {split: rng.integers(1, 8, n * LENGTH) for split, n in rows.items()}
+    inputs = {
+        "rules": made(folder, "rules", lambda out: rules.save(out / "rules")),
+        "tokens": tokenized(folder, ids),
     }
     recipe = Recipe(
         name="tiny",
@@ -95,7 +87,7 @@ def inputs(
             bf16=False,
         ),
     )
-    return Inputs(made, recipe)
+    return Inputs(inputs, recipe)
 
 
 @pytest.fixture(scope="module")
@@ -108,18 +100,6 @@ def in_process(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Arti
             return inputs.build(root, lease)
     finally:
         torch.set_num_threads(threads)
-
-
-def wait_for_step(root: Path, step: int, seconds: float = 120.0) -> None:
-    """Wait until a resume state of at least ``step`` steps is whole."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        steps = root.glob("distill/*.partial/whole/state/step-*/manifest.json")
-        found = [path.parent.name for path in steps]
-        if any(int(name.removeprefix("step-")) >= step for name in found):
-            return
-        time.sleep(0.002)
-    raise AssertionError(f"no state of step {step} after {seconds} s")
 
 
 def test_the_artifact_holds_checkpoint_curve_and_summary(in_process: Artifact) -> None:
@@ -234,14 +214,3 @@ def test_a_worker_lost_too_often_is_a_cluster_error_and_the_rerun_resumes(
             inputs.build(tmp_path, lease)
         killer.join()
         assert inputs.build(tmp_path, lease).digest == in_process.digest
-
-
-@pytest.mark.full
-def test_the_typed_error_of_a_worker_reaches_the_caller(
-    inputs: Inputs, cluster: ClusterLease, tmp_path: Path
-) -> None:
-    with (
-        lease_like(cluster) as lease,
-        pytest.raises(CorpusError, match="validation needs rows with at least one merge"),
-    ):
-        inputs.build(tmp_path, lease, tokens="unmerged")

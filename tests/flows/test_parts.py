@@ -1,0 +1,171 @@
+"""Parts of a flow: what they hand on, in which order, and where it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from flows import parts, pipeline_flows
+from support.recorder import Recorder
+from support.sites import made
+from support.small_recipe import least_recipe
+from tasks.cluster.lease import ClusterLease
+from tasks.report.compare import ShippedResult, comparison_rows
+from tasks.report.comparison import cell_row
+from tasks.run import checks
+from tasks.run.pipeline import PipelineRun, site_of
+from tasks.run.stage import Artifact
+from umim_core.adaptation.settings import WT
+from umim_core.config.recipe import Cell, Recipe
+from umim_core.errors import ConfigError
+
+
+def recipe_with(checkpoint: str, prompt: int = 512, segment: int = 512) -> Recipe:
+    headline = {
+        "checkpoint": checkpoint,
+        "beside": [f"{checkpoint}-adapted"],
+        "evaluate": {"alignment_rows": 3, "task_questions": 5},
+        "benchmark": {"prompt_lengths": [prompt], "pairs": 2},
+    }
+    shipped = {"shipped": ["umim-docs-llama"], "benchmark": {}, "headline": headline}
+    return least_recipe(segment_length=segment, **shipped)
+
+
+def test_it_is_measured_on_its_own_amounts_and_leads() -> None:
+    asked = recipe_with("umim-docs-gpt2")
+    run: Any = Recorder(asked)
+    _, shipped = parts.run_everything(run)
+    assert [(result.name, result.leads) for result in shipped] == [
+        ("umim-docs-gpt2", True),
+        ("umim-docs-gpt2-adapted", True),
+        ("umim-docs-llama", False),
+    ]
+    assert asked.headline is not None
+    given = [
+        (call.stage.name, call.arguments.get("config") or call.arguments["limit"])
+        for call, label in run.given
+        if label.startswith("umim-docs-gpt2 (shipped)")
+    ]
+    evaluate, benchmark = asked.headline.evaluate, asked.headline.benchmark
+    scores = [("task-score", evaluate.task_questions)] * 2
+    assert given == [("evaluate", evaluate), *scores, ("benchmark", benchmark)]
+
+
+@pytest.mark.parametrize("check", [checks.check_positions, parts.plan])
+@pytest.mark.parametrize(
+    ("prompt", "segment", "field"),
+    [(1000, 512, "headline.benchmark.prompt_lengths with new_tokens"), (8, 1025, "segment_length")],
+)
+def test_rows_longer_than_its_positions_are_refused_before_anything_runs(
+    check: Callable[[Recipe], object], prompt: int, segment: int, field: str
+) -> None:
+    rule = f"{field} must be at most 1024, the positions of umim-docs-gpt2"
+    with pytest.raises(ConfigError, match=rule):
+        check(recipe_with("umim-docs-gpt2", prompt, segment))
+
+
+def test_without_its_backbone_the_run_goes_on_and_says_so_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run: Any = Recorder(recipe_with("umim-no-such-checkpoint"))
+    _, shipped = parts.run_everything(run)
+    assert [result.name for result in shipped] == ["umim-docs-llama"]
+    (line,) = caplog.messages
+    assert line.startswith("the row of umim-no-such-checkpoint is left out: ")
+    assert "\n" not in line
+
+
+def test_its_row_is_the_first_of_the_comparison(tmp_path: Path) -> None:
+    first, second = (made(tmp_path, "evaluate", top1=value) for value in (0.1, 0.2))
+    found = [
+        ShippedResult("umim-docs-llama", first, first),
+        ShippedResult("umim-docs-gpt2", second, second, leads=True),
+    ]
+    assert [row.metric("top1") for row in comparison_rows([], found, seed=0)] == [0.2, 0.1]
+
+
+class Backwards(Recorder):
+    """A plan whose independent parts end in the opposite order.
+
+    Attributes:
+        registered: Backbones with the paths of their checkpoints, in order.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.registered: list[tuple[str, Path]] = []
+
+    def run_parallel(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
+        return [part() for part in reversed(parts)][::-1]
+
+    def register(self, backbone: str, trained: Artifact) -> None:
+        self.registered.append((backbone, trained.path))
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    cells = [{"backbone": "umim-docs-llama", "tau": tau, "adapt": tau == 5} for tau in (5, 50)]
+    adapt = {"sft": {"max_steps": 1}, "dpo": {"max_steps": 1}}
+    return least_recipe(cells=cells, task={}, adapt=adapt)
+
+
+def test_checkpoints_are_registered_in_the_order_of_cells(recipe: Recipe) -> None:
+    run: Any = Backwards(recipe)
+    cells, _ = parts.run_everything(run)
+    first, second = (cell.settings[WT] for cell in cells)
+    assert int(first.key) > int(second.key)  # the second was made first
+    assert run.registered == [("umim-docs-llama", made.path) for made in (first, second)]
+
+
+def test_the_alias_of_a_backbone_is_the_first_checkpoint_of_it(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    given: list[tuple[object, ...]] = []
+
+    class Registry:
+        def register_checkpoint(self, *args: object) -> None:
+            given.append(args)
+
+    registry: Any = Registry()
+    run = PipelineRun(recipe, tmp_path, ClusterLease(recipe.cluster), registry, "key")
+    for backbone, key in (("a", "1"), ("b", "2"), ("a", "3")):
+        run.register(backbone, Artifact("distill", key, tmp_path / key, "", executed=True))
+    assert given == [
+        ("a", tmp_path / "1" / "checkpoint", "1"),
+        ("b", tmp_path / "2" / "checkpoint", "2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("use_gpu", "expected"), [(False, ("cpu", "float32")), (True, ("cuda", "bfloat16"))]
+)
+def test_every_stage_that_measures_does_so_as_distillation_runs(
+    use_gpu: bool, expected: tuple[str, str], tmp_path: Path
+) -> None:
+    cells = [{"backbone": "umim-docs-llama"} | more for more in ({}, {"source": "confidence"})]
+    more = {"shipped": ["umim-docs-llama"], "benchmark": {}, "cluster": {"use_gpu": use_gpu}}
+    run: Any = Recorder(least_recipe(cells=cells, **more))
+    parts.run_everything(run)
+    placed = {call.stage.name for call, _ in run.given if "dtype" in call.stage.of_run}
+    assert placed == {"confidence", "evaluate", "task-score", "benchmark"}
+    site = site_of(tmp_path, run.recipe, ClusterLease(run.recipe.cluster))
+    assert (site.device, site.dtype) == expected
+
+
+def test_evaluating_returns_every_row_and_names_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = MagicMock(recipe=SimpleNamespace(seed=0, model_dump=lambda mode: {}))
+    parts = MagicMock(train=lambda run: ([], []))
+    cells = [Cell(backbone="umim-docs-llama", tau=tau) for tau in range(100, 120)]
+    rows = [cell_row(cell, metrics={"top1": 0.5}) for cell in cells]
+    monkeypatch.setattr(pipeline_flows, "open_pipeline", lambda *names: nullcontext(run))
+    monkeypatch.setattr(pipeline_flows, "parts", parts)
+    monkeypatch.setattr(pipeline_flows, "comparison_rows", lambda *of: rows)
+    monkeypatch.setattr(pipeline_flows, "record_comparison", lambda *of: None)
+    table = pipeline_flows.evaluate.fn("any")
+    assert all(f"  {row.tau}  " in table for row in rows) and "see the report" not in table
