@@ -97,10 +97,7 @@ def test_a_root_without_credentials_is_read(address: str, monkeypatch: pytest.Mo
             },
         ),
         ("flows deploy", {"PREFECT_API_URL": f"http://me:{SECRET}@127.0.0.1:9/api"}),
-        (
-            "umim mine README.md --tokenizer umim-docs-llama",
-            {"UMIM_ROOT": f"gs://KEY:{SECRET}@bucket"},
-        ),
+        ("umim path", {"UMIM_ROOT": f"gs://KEY:{SECRET}@bucket"}),
     ],
 )
 def test_a_command_prints_one_line_without_the_secret(
