@@ -178,8 +178,9 @@ def add_settings(
         if step.name in made:
             continue
         start = rules if step.start is None else made[step.start]
-        call = with_rules_stage(start=start, rules=rules)
-        if step.training != "none":
+        if step.training == "none":
+            call = with_rules_stage(start=start, rules=rules)
+        else:
             optimisation = config.sft if step.training == "sft" else config.dpo
             call = TRAININGS[step.training](
                 training=training_of(cell, seed, config.max_tokens, optimisation),

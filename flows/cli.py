@@ -124,9 +124,9 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     from umim_core.config.recipe import Recipe
     from umim_core.config.table_recipe import TableRecipe
 
-    unknown: list[str] = []
+    unknown, name = list[str](), "umim" if flow == "full" else f"umim-{flow}"
     if isinstance(recipe, Recipe):  # of the others checkpoints may be planned
-        check_named(recipe)
+        check_named(recipe, name)
         unknown = check_backbones(recipe)
     steps, cells = plan(recipe), memory_of_cells(recipe)
     document: dict[str, object] = {"recipe": recipe.name, "stages": steps}
@@ -142,7 +142,7 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     # A recipe with hardware is meant for that machine, a table or curves for a cluster.
     elsewhere = cells or isinstance(recipe, TableRecipe | AdaptationRecipe)
     if not elsewhere:
-        check_machine(recipe, "umim" if flow == "full" else f"umim-{flow}")
+        check_machine(recipe, name)
 
 
 @app.command()

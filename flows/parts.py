@@ -98,6 +98,8 @@ def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResu
     sources = prepare(run)
     results = mine(run, sources)
     shipped = find_shipped(run, sources.corpus)
+    for result in results:  # of flows this one alone reads all splits
+        _check_text(run, result.tokenized, run.recipe)
     distill(run, results)
     parts: list[Callable[[], ShippedResult | None]] = [*adaptations(run, sources, results)]
     parts += [partial(_measured, run, sources.tasks, *of) for of in shipped]
@@ -232,8 +234,6 @@ def train(run: PipelineRun) -> tuple[Sources, list[CellResult]]:
 
 def distill(run: PipelineRun, results: list[CellResult]) -> None:
     """Distill each cell; whichever ends first, they are registered in the order of the recipe."""
-    for result in results:
-        _check_text(run, result.tokenized, run.recipe)
     trained = run.run_parallel([partial(_distilled, run, result) for result in results])
     for result, artifact in zip(results, trained, strict=True):
         result.settings[WT] = artifact

@@ -39,6 +39,7 @@ from umim_core.task_sets.spec import SPLITS, QuestionForm
 from umim_core.text.sources import HubDataset
 
 _MINING: Final = "umim-mine"  # it needs no device
+_WHOLE: Final = "umim"  # it alone measures shipped checkpoints
 _RAY_CACHE: Final = "runtime_resources"  # of a session: what came with `ray job submit`
 
 
@@ -90,15 +91,15 @@ def check_settings(recipe: TableRecipe) -> None:
             )
 
 
-def check_named(recipe: RunRecipe) -> None:
-    """Refuse what a recipe names and is not there: it would be missed after hours.
+def check_named(recipe: RunRecipe, flow_name: str) -> None:
+    """Refuse what a recipe names and is not there: a flow would miss it after hours.
 
     These are checkpoints, rule directories, patterns of protected tokens, texts of a table, and its
     backbone.
     """
     checkpoints: Sequence[str] = ()
     if isinstance(recipe, Recipe):
-        checkpoints = recipe.shipped
+        checkpoints = recipe.shipped if flow_name == _WHOLE else ()
         for pattern in recipe.mining.protect:
             compiled_pattern(pattern)
         for rules in (cell.rules for cell in recipe.cells if cell.rules is not None):

@@ -230,7 +230,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
             "`python -m flows recipes` lists the recipes with their kind.",
         )
     check_machine(recipe, flow_name)
-    check_named(recipe)
+    check_named(recipe, flow_name)
     if isinstance(recipe, Recipe):
         check_positions(recipe)
     elif isinstance(recipe, AdaptationRecipe):

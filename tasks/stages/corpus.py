@@ -207,8 +207,8 @@ def tokens(artifact: Artifact, split: str) -> TokenFiles:
 
 def check_rows(artifact: Artifact, length: int, timed: int) -> None:
     """Refuse splits of less than a row, and a test split of less than is timed, before training."""
-    sizes = {n.removeprefix("tokens_"): int(size) for n, size in artifact.metrics.items()}
-    for split in (split for split in sizes if (artifact.path / split).is_dir()):
+    sizes = {n.partition("tokens_")[2]: int(size) for n, size in artifact.metrics.items()}
+    for split in (split for split in sizes if split and (artifact.path / split).is_dir()):
         needed = max(length, timed) if split == "test" else length
         rule = f"split {split!r} must hold {needed} tokens, of which one row or timing is made"
         remedy = "Give more text, or lower segment_length or the benchmark's prompt_lengths."

@@ -163,7 +163,7 @@ _PLACES: Mapping[type[BaseModel], tuple[str, ...]] = {
     JsonLines: ("paths",),
     ParquetFiles: ("paths",),
     TokenIds: ("path",),
-    HubDataset: ("name", "revision"),
+    HubDataset: ("revision",),
     GeneratedCorpus: ("model", "revision"),
 }
 
@@ -172,6 +172,8 @@ def without_places(config: object) -> object:
     """Return a corpus as plain data without names of files and models, whose content counts."""
     if isinstance(config, BaseModel):
         places = _PLACES.get(type(config), ())
+        if isinstance(config, HubDataset) and config.folder is not None:
+            places += ("name",)
         named = {name: getattr(config, name) for name in type(config).model_fields}
         return {k: without_places(v) for k, v in named.items() if k not in places}
     if isinstance(config, Mapping):

@@ -338,10 +338,10 @@ def document_ranges(total: int, ends: Ints, parts: int) -> list[tuple[int, int]]
     return [(int(low), int(high)) for low, high in pairwise(cuts) if low < high]
 
 
-def find_ngrams(options: RuleOptions, counter: Counter, ends: Ints = NO_KEYS) -> NgramCounts:
+def find_ngrams(options: RuleOptions, counter: Counter, ends: Ints) -> NgramCounts:
     """Find the n-grams that occur at least ``tau`` times.
 
-    Documents end at ``ends`` [D], which are needed where the options count them.
+    Documents end at ``ends`` [D], which are read where the options count them.
     """
     counts = counter.count(options.tau)
     if not options.count_documents:

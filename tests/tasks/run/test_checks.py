@@ -1,4 +1,4 @@
-"""A recipe for GPUs on a machine without one: refused before anything runs, where it needs one."""
+"""Recipes that ask for what is not there, GPUs say: refused before anything runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.small_recipe import least_recipe
-from tasks.run.checks import check_machine
+from tasks.run.checks import check_machine, check_named
 from tasks.run.pipeline import open_pipeline
 from tasks.run.recipes import find_recipe
 from umim_core.config.recipe import Recipe
@@ -84,6 +84,7 @@ def test_a_pipeline_is_refused_before_it_leaves_anything(
 
 TABLE = {"name": "t", "kind": "table", "table": "tab:ppl", "checkpoint": "umim-docs-llama"}
 SCORES = {"tasks": ["umim_docstrings"], "settings": [{"name": "base", "merge": "none"}]}
+PROTECTED = {"name": "merged", "merge": "prompt", "protect": ["("]}
 TEXT = {"kind": "text", "paths": ["nowhere.txt"]}
 CURVES = {"name": "c", "kind": "adaptation", "questions": {"kind": "docstrings"}, "taus": [5]}
 CURVES |= {"sft": {"max_steps": 1}, "dpo": {"max_steps": 1}}
@@ -98,6 +99,8 @@ RULES = {"backbone": "umim-docs-llama", "rules": "nowhere/rules"}
         (LEAST | {"cells": [*LEAST["cells"], RULES]}, "nowhere/rules"),
         (LEAST | {"mining": {"protect": ["("]}}, "a protected pattern must be a regular"),
         (TABLE | SCORES | {"checkpoint": "umim-docs-lama"}, "Did you mean 'umim-docs-llama'"),
+        (TABLE | SCORES | {"backbone": "./nowhere"}, "nowhere"),
+        (TABLE | {**SCORES, "settings": [PROTECTED]}, "a protected pattern must be a regular"),
         (TABLE | {"texts": {"t": {"source": TEXT}}}, "a corpus file must exist; got .*nowhere"),
         (CURVES | {"checkpoints": ["umim-docs-llama", "tiny/wt"]}, "got tiny/wt, which does not"),
     ],
@@ -112,6 +115,13 @@ def test_what_a_recipe_names_and_is_absent_is_refused_before_anything_runs(
     with pytest.raises(UmimError, match=message), open_pipeline(str(path), "umim", kind):
         pass
     assert not (tmp_path / "root").exists()
+
+
+def test_shipped_checkpoints_are_asked_for_by_the_flow_that_measures_them() -> None:
+    recipe = Recipe.model_validate(LEAST | {"shipped": ["umim-docs-lama"]})
+    check_named(recipe, "umim-mine")
+    with pytest.raises(UmimError, match="Did you mean"):
+        check_named(recipe, "umim")
 
 
 def test_a_root_that_goes_with_a_ray_job_is_refused(
