@@ -98,7 +98,7 @@ class Answers(NamedTuple):
 
 def _first(accepted: Row) -> Row:
     """Return the first of the accepted values of every field that is written."""
-    return {key: one[0] for key, one in accepted.items() if one[0] != ""}
+    return {key: one[0] for key, one in accepted.items() if one and one[0] != ""}
 
 
 def _written(value: Any) -> Any:

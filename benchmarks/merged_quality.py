@@ -113,8 +113,9 @@ def _subject(
     read = perplexity(rows, model, batch_size)
     prompts = model.reading("prompt", _RAW_TAIL)
     behind = second_half_perplexity(rows, Scorer(prompts, "prompt", len(rows[0])), batch_size)
-    saving = TargetReduction(behind.token_reduction * share)
-    cut = method_scorer(Truncation(), model.base(), len(rows[0]), saving)
+    saving, cut = behind.token_reduction * share, Scorer(model.base(), "prompt", len(rows[0]))
+    if saving:
+        cut = method_scorer(Truncation(), model.base(), len(rows[0]), TargetReduction(saving))
     return {
         "form": config.form(),
         "rules": len(umim.rules),
@@ -126,7 +127,7 @@ def _subject(
         "top1": aligned.state_means["top1"],
         "ppl_ratio": _ratio(read, plain),
         "prompt_token_reduction": behind.token_reduction,
-        "prompt_saving": saving.target,
+        "prompt_saving": saving,
         "prompt_ppl_ratio": _ratio(behind, half),
         "truncation_ppl_ratio": _ratio(second_half_perplexity(rows, cut, batch_size), half),
     }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -111,6 +113,12 @@ def test_an_option_that_cannot_be_honoured_is_refused(
 ) -> None:
     with pytest.raises((UmimError, TypeError), match=message):
         tiny_umim.generate(TEXT, **options)
+
+
+def test_a_streamer_is_what_takes_ids_and_an_end(tiny_umim: UMIM) -> None:
+    streamer = SimpleNamespace(put=Mock(), end=Mock())
+    tiny_umim.generate(TEXT, streamer=streamer, max_new_tokens=2)
+    assert streamer.put.called and streamer.end.called
 
 
 def test_a_streamer_takes_one_row_and_none_of_its_own(tiny_umim: UMIM) -> None:

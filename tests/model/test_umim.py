@@ -18,7 +18,7 @@ from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import CheckpointError, ConfigError, EvaluationError
+from umim_core.errors import CheckpointError, ConfigError, EvaluationError, UmimError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.generation_output import TextPieces
@@ -75,6 +75,14 @@ def test_the_units_of_a_prompt_are_those_of_its_compression(
     assert output.cache_lengths == ((len(lengths),),)
 
 
+def test_no_prompt_is_told_as_that_and_uses_up_no_state(tiny_umim: UMIM) -> None:
+    state = tiny_umim.generate(WORDS, max_new_tokens=1).state
+    for past, message in ((None, "at least one prompt"), (state, "one prompt per row; got 0")):
+        with pytest.raises(UmimError, match=message):
+            tiny_umim.generate([], past=past)
+    assert tiny_umim.generate(WORDS, past=state, max_new_tokens=1).text
+
+
 def test_a_negative_raw_tail_is_refused(tiny_umim: UMIM) -> None:
     with pytest.raises(ConfigError, match="raw_tail must be an integer of at least 0; got -1"):
         tiny_umim.compress(WORDS, raw_tail=-1)
@@ -84,10 +92,13 @@ def test_a_negative_raw_tail_is_refused(tiny_umim: UMIM) -> None:
 def test_a_context_is_read_as_a_prompt_is(tiny_umim: UMIM, raw_tail: int) -> None:
     options = {"max_new_tokens": 1, "logprobs": tiny_umim.backbone.vocab_size}
     table = dict(tiny_umim.generate(WORDS, raw_tail=raw_tail, **options).top_logprobs[0][0])
-    rows = tiny_umim.score([WORDS] * 17, [["w4", "w5"]] * 17, raw_tail=raw_tail)  # not all at once
-    for found in rows:
-        assert found == pytest.approx([table[4], table[5]], abs=1e-5)
-    assert len(rows) == 17
+    contexts = [WORDS, *(f"w{n} {WORDS}" for n in range(1, 17))]  # more than are read at once
+    rows = tiny_umim.score(contexts, [["w4", "w5"]] * 17, raw_tail=raw_tail)
+    found = rows[0]
+    assert found == pytest.approx([table[4], table[5]], abs=1e-5) and len(rows) == 17
+    for text, row in zip(contexts, rows, strict=True):
+        [alone] = tiny_umim.score([text], [["w4", "w5"]], raw_tail=raw_tail)
+        assert row == pytest.approx(alone, abs=1e-5)
     [base] = tiny_umim.score([WORDS], [["w4", "w5"]], merge="none")
     assert (found == pytest.approx(base, abs=1e-5)) == (raw_tail == 99)
 

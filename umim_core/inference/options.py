@@ -105,7 +105,10 @@ _KINDS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "overlong": (f"one of {get_args(Overlong)}", lambda value: value in get_args(Overlong)),
     "logits_processor": ("a list", lambda value: isinstance(value, list)),
     "stopping_criteria": ("a list", lambda value: isinstance(value, list)),
-    "streamer": ("a streamer of transformers", lambda value: isinstance(value, BaseStreamer)),
+    "streamer": (
+        "a streamer of transformers, with put() and end()",
+        lambda value: all(callable(getattr(value, name, None)) for name in ("put", "end")),
+    ),
     "observer": ("a function", callable),
 }
 

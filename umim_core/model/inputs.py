@@ -68,9 +68,9 @@ def prompt_items(
         items = list(_rows(entries))
     elif not is_list(entries):
         raise _unfit(type(entries).__name__)
-    elif not entries or _is_number(entries[0]):
+    elif entries and _is_number(entries[0]):
         items = list(_rows(entries))
-    elif isinstance(entries[0], Mapping):
+    elif entries and isinstance(entries[0], Mapping):
         if any("input_ids" in message for message in entries):
             raise _unfit("a list of mappings with input_ids")
         items = [cast("Chat", list(entries))]

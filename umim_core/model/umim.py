@@ -330,7 +330,7 @@ class UMIM:
             all(map(is_list, (contexts, continuations))) and all(map(is_list, continuations)),
             EvaluationError,
             "contexts are a list of texts, continuations a list of such lists",
-            "something else in place of a list",
+            f"{type(contexts).__name__}, {type(continuations).__name__}",
             "Put it into a list.",
         )
         require(
