@@ -55,6 +55,10 @@ def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
         {**body, "response": {"choices": [{"message": message("assistant", None, refusal="w6")}]}},
         {**newer, "response": {"output": [{"type": "message", **said}]}},
         {**newer, "output": [said]},
+        {**body, "output": None, "choices": ["w9"], "response": answer},
+        {**body, "messages": [*body["messages"], message("assistant", "w6")], "output": "w9"},
+        {"body": body, **answer},
+        {**body, "instructions": "w1", "response": answer},
     ]
     (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "array.JSON.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
@@ -78,6 +82,13 @@ LONE = {
     "text": ({"text": "w1", "other": 2}, "text", "w1"),
     "schema": ({"name": "w1", "parameters": {}}, "tools", '{"name": "w1", "parameters": {}}'),
     "result": ({"order": [1]}, "tool", '{"order": [1]}'),
+    "choices": ({"text": "w1", "choices": ["a", "b"]}, "text", "w1"),
+    "in a string": ({"request": '{"model": "m", "prompt": "w1"}'}, "text", "w1"),
+    "chat": ({"model": "m", "input": "w1", "output": [message("assistant", "w2")]}, "user", "w1"),
+    "embedding": (
+        {"model": "m", "input": "w1", "output": [0.5]},
+        *("tool", '{"model": "m", "input": "w1", "output": [0.5]}'),
+    ),
 }
 
 
@@ -85,8 +96,10 @@ LONE = {
 def test_a_row_without_messages_is_one_text(name: str, tmp_path: Path) -> None:
     row, role, text = LONE[name]
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    (request,) = read_requests((str(tmp_path),), None, Left())
+    left = Left()
+    (request,) = read_requests((str(tmp_path),), None, left)
     assert [(piece.role, piece.text) for piece in request.prompt] == [(role, text)]
+    assert not left.reasons
 
 
 UNUSABLE: dict[str, tuple[Any, str]] = {

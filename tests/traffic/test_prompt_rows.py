@@ -115,6 +115,7 @@ FIELDS: tuple[tuple[str | int, ...], ...] = (
     ),
     *(("response", "choices", 0, "message", name) for name in ("role", "content", "tool_calls")),
     *((name,) for name in ("request", "body", "functions", "text", "choices", "output")),
+    *((name,) for name in ("system", "instructions")),
 )
 
 

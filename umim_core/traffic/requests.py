@@ -134,11 +134,12 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     if not isinstance(row, dict):
         left.add("row that is no JSON object", place)
         return None
-    wrapped = [row.get(name) for name in _WRAPPED]
-    chats = (_chat(body, place, left) for body in [row, *filter(None, map(_object, wrapped))])
+    bodies = [row, *filter(None, (_object(row.get(name)) for name in _WRAPPED))]
+    answered = any(_response(row))
+    chats = (_chat(body, answered, place, left) for body in bodies)
     body = next(filter(None, chats), None)
     if body is None:
-        text, role = _lone_text([row, *(x for x in wrapped if isinstance(x, dict))])
+        text, role = _lone_text(bodies)
         if role == "text":
             _answers(row, place, left)
         pieces = _pieces(role, text, place, left)
@@ -153,7 +154,10 @@ def _request(row: object, place: str, left: Left) -> Request | None:
         elif not isinstance(tool, dict):
             left.add("tool that is no JSON object", place)
     begin = [{"role": "system", "content": body[name]} for name in _SYSTEM if body.get(name)]
-    chat = _messages([*begin, *_listed(body, "messages", place, left)], place, left)
+    chat = _messages(_listed(body, "messages", place, left), place, left)
+    systems = (one["content"] for one, _ in chat if MESSAGE_ROLES[one["role"]] == "system")
+    known = next(systems, None)
+    chat = [one for one in _messages(begin, place, left) if one[0]["content"] != known] + chat
     answers = _messages(_answers(row, place, left), place, left)
     if not answers and chat and chat[-1][0]["role"] == "assistant":
         answers.append(chat.pop())
@@ -173,12 +177,15 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     )
 
 
-def _chat(body: Message, place: str, left: Left) -> Message | None:
-    """Return a request in the form of chats, of the newer interface, too; None of another row."""
+def _chat(body: Message, answered: bool, place: str, left: Left) -> Message | None:
+    """Return a request in the form of chats, of the newer interface, too; None of another row.
+
+    A lone text with a model may be a request for embeddings, too: these have no such answer.
+    """
     if body.get("messages") is not None:
         return body
     items = body.get("input")
-    if isinstance(items, str) and "model" in body:
+    if isinstance(items, str) and "model" in body and (answered or body.get("instructions")):
         items = [{"role": "user", "content": items}]
     listed = items if isinstance(items, list) else []
     if not any(isinstance(item, dict) and item.keys() & _OF_ITEMS for item in listed):
@@ -211,8 +218,8 @@ def _lone_text(bodies: Sequence[Mapping[str, Any]]) -> tuple[object, Role]:
         for name in ("text", "prompt", "content"):
             if isinstance(body.get(name), str):
                 return body[name], "text"
-        if "model" in body and ("prompt" in body or "input" in body):  # ids, or several texts
-            return None, "text"
+        if "model" in body and isinstance(body.get("prompt") or body.get("input"), list):
+            return None, "text"  # ids, or several texts
     row = bodies[0]
     is_schema = "parameters" in row or isinstance(row.get("function"), dict)
     return dumped(row), "tools" if is_schema else "tool"
@@ -229,17 +236,23 @@ def _listed(body: Mapping[str, Any], name: str, place: str, left: Left) -> list[
     return []
 
 
+def _response(row: Message) -> list[list[Any]]:
+    """Return the choices and the items of a response, or of a row without one: lists of objects."""
+    response = row
+    if row.get("response") is not None:
+        response = _object(row["response"]) or {}
+        response = _object(response.get("body")) or response
+    lists = (x if isinstance(x, list) else [] for x in map(response.get, _ANSWERS))
+    return [x if any(isinstance(one, dict) for one in x) else [] for x in lists]
+
+
 def _answers(row: Message, place: str, left: Left) -> list[Message]:
     """Return the messages that answer a request, where the log holds them as the interface does."""
-    inline = any(name in row for name in _ANSWERS)
-    answered = inline or row.get("response") is not None
-    response = _object(row if inline else row.get("response")) or {}
-    response = _object(response.get("body")) or response
-    choices, items = (x if isinstance(x, list) else [] for x in map(response.get, _ANSWERS))
+    choices, items = _response(row)
     messages = [choice.get("message") for choice in choices if isinstance(choice, dict)]
     answers = [{**x, "role": "assistant"} for x in messages if isinstance(x, dict)]
     answers += [x for x in _of_items(items, place, left) if x.get("role") == "assistant"]
-    if answered and not answers:
+    if not answers and (choices or items or row.get("response") is not None):
         left.add("response without a message", place)
     return answers
 
