@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 import socket
 import subprocess
@@ -17,6 +19,8 @@ from support.command_line import Umim
 from support.processes import output_of
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.cli.app import app, main
+from umim_core.cli.console_output import writing
+from umim_core.errors import ArtifactError
 from umim_core.rules.ruleset import RuleSet
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
@@ -268,6 +272,22 @@ def test_a_stdout_that_takes_nothing_is_one_line(
     assert end.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"umim: error: stdout must take the output; got {reason}"
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (errno.EACCES, ArtifactError, "within reach; got place: .* who may read it"),
+        (errno.ENOSPC, ArtifactError, "place .* must be writable; got No space .* Free space"),
+        (errno.EMFILE, OSError, "Too many open files: 'place'"),
+        (errno.EIO, OSError, "Input/output error: 'place'"),
+    ],
+)
+def test_what_the_system_refuses_of_a_file_is_told_as_what_it_is(
+    number: int, kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind, match=said), writing("umim"):
+        raise OSError(number, os.strerror(number), "place")
 
 
 def test_a_reader_that_leaves_ends_the_command_without_a_traceback() -> None:

@@ -26,7 +26,10 @@ REFUSED = [
     ({"merge": "none", "target_tr": 0.1}, "target_tr chooses rules"),
     ({"merge": "none", "budget": 0.1}, "budget chooses rules"),
     ({"revision": "main"}, "revision is that of a backbone"),
-    ({"batch_size": "many"}, "batch_size must be .*auto:N; got many"),
+    ({"batch_size": "many"}, "batch_size must be .*auto:N .*; got many"),
+    ({"batch_size": "auto:auto"}, "batch_size must be .*; got auto:auto"),
+    ({"batch_size": "auto:0.0"}, "batch_size must be .*; got auto:0.0"),
+    ({"batch_size": "auto", "max_batch_size": None}, "max_batch_size must be .*; got None"),
     ({"batch_size": 0}, "batch_size must be .*; got 0"),
     ({"max_batch_size": 0}, "max_batch_size must be a whole number of at least 1; got 0"),
     ({"max_length": "long"}, "max_length must be .*; got long"),
@@ -68,6 +71,7 @@ def test_what_a_checkpoint_recommends_is_checked_as_what_is_asked_for(
 def test_arguments_of_the_model_win_over_those_of_the_command(checkpoint_path: Path) -> None:
     given = {"checkpoint": str(checkpoint_path), "device": "cpu", "merge": None}
     model = UmimLM.create_from_arg_obj(given, {"device": "cuda:0", "batch_size": "2", "x": None})
+    assert UmimLM(**given, batch_size="auto:0.5").batch_schedule == 0.5
     assert (model.merge, model.device.type, model.rows_per_forward(9)) == ("none", "cpu", 2)
     for named in (True, "default"):
         with pytest.raises(GenerationError, match="needs a tokenizer with a chat template"):

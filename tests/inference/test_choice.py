@@ -49,6 +49,14 @@ def test_filtered_tokens_are_never_drawn(options: dict[str, float]) -> None:
     assert {chooser.choose(LOGITS[:1], [[0]])[0] for _ in range(300)} == {0, 1}
 
 
+def test_a_top_k_of_one_chooses_the_first_of_equal_logits() -> None:
+    tied = torch.tensor([[1.0, 3.0, 3.0, 3.0]])
+    config = GenerationConfig(max_new_tokens=1, do_sample=True, top_k=1)
+    greedy = TokenChooser(GenerationConfig(max_new_tokens=1), [1], None).choose(tied, [[0]])
+    chooser = TokenChooser(config, [1] * 64, seed=None)
+    assert chooser.choose(tied.expand(64, 4), [[0]] * 64) == greedy * 64
+
+
 def test_equal_seeds_give_equal_draws_and_other_seeds_other_draws() -> None:
     config = GenerationConfig(max_new_tokens=1, do_sample=True, temperature=5.0)
 

@@ -257,7 +257,8 @@ NEUTRAL: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "a private text",
                                                 "cache_control": None}], "name": None}]},
     *each("tools", "audio", "logit_bias", "later", "tool_choice", "parallel_tool_calls"),
-    {"tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]},
+    {"tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"],
+     "verbosity": "medium"},
     {"stream_options": {"include_usage": None, "other": None}, "stop": None, "n": None},
     {"stream_options": None, "stop": [], "logprobs": False, "top_logprobs": 0},
 ]  # fmt: skip

@@ -10,13 +10,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from umim_core.errors import ArtifactError
+from umim_core.store.disk import unwritable
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
+_OUT_OF_REACH: Final = (
+    errno.ENAMETOOLONG, errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ELOOP, errno.EISDIR,
+)  # fmt: skip
 
 
 def _print_version(is_given: bool) -> None:
@@ -71,10 +76,12 @@ def writing(program: str) -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None:
+        if error.filename is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise unwritable(Path(str(error.filename)), 0, error) from error
+        if error.filename is not None and error.errno in _OUT_OF_REACH:
             rule, found = "a file must be within reach", f"{error.filename}: {error.strerror}"
             raise ArtifactError(rule, found, "Check its path and who may read it.") from error
-        if error.errno not in _FULL:
+        if error.filename is not None or error.errno not in _FULL:
             raise
         # What could not be written would be tried again, and complained about, at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

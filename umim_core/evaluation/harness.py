@@ -554,7 +554,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         try:
             settings = dict(normalize_gen_kwargs(options, self.max_gen_toks))
         except (TypeError, ValueError) as error:
-            rule = "lengths of generation kwargs must be numbers"
+            rule = "max_gen_toks and temperature must be numbers"
             raise GenerationError(rule, str(error), "Correct the task's kwargs.") from error
         until, warn = handle_stop_sequences(settings.pop("until"), eos), partial(warning_once, _log)
         return read_gen_kwargs(settings, until, self.backbone, (self.eot_token_id, eos), warn)

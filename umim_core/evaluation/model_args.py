@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ AUTO: Final = "auto"  # merge as the checkpoint recommends
 P = ParamSpec("P")
 R = TypeVar("R")
 _COMMANDS: Final = ("lm_eval", "lm-eval")
+_BATCH_SIZE: Final = re.compile(r"auto|(?=.*[1-9])([0-9]+|auto:[0-9]*\.?[0-9]+)")
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
 
 
@@ -91,13 +93,12 @@ def check_modes(
 
 def check_sizes(batch_size: int | str, max_batch_size: int, max_length: int | None) -> None:
     """Refuse sizes that are none: lm-eval's command passes on whatever it is given."""
-    of_batch = str(batch_size).removeprefix("auto:")
-    rule = "batch_size must be a whole number of at least 1, auto or auto:N"
-    fits = of_batch == "auto" or (of_batch.isdecimal() and int(of_batch) > 0)
+    rule = "batch_size must be a whole number of at least 1, auto or auto:N with a number N above 0"
+    fits = _BATCH_SIZE.fullmatch(str(batch_size)) is not None
     require(fits, ConfigError, rule, batch_size, "Use auto.")
     for name, size in {"max_batch_size": max_batch_size, "max_length": max_length}.items():
         rule = f"{name} must be a whole number of at least 1"
-        fits = size is None or (type(size) is int and size > 0)
+        fits = (size is None and name == "max_length") or (type(size) is int and size > 0)
         require(fits, ConfigError, rule, size, "Correct it, or leave it out.")
 
 

@@ -97,7 +97,8 @@ class TokenChooser:
     """Choose one token per row from its logits.
 
     Each row samples from a stream of its own, made from the seed and the stream's number: what a
-    row draws does not depend on the other rows or on when they finish.
+    row draws does not depend on the other rows or on when they finish. A ``top_k`` of 1 is the
+    greedy choice: the first of equal logits, where transformers draws one of them.
 
     Args:
         config: What ``GenerateOptions.check`` returns.
@@ -121,7 +122,8 @@ class TokenChooser:
         streams: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._sample, ends = bool(config.do_sample), eos_ids(config.eos_token_id)
+        self._sample = bool(config.do_sample) and config.top_k != 1
+        ends = eos_ids(config.eos_token_id)
 
         def made(name: str, *factories: _Factory) -> list[LogitsProcessor]:
             value = getattr(config, name)
@@ -161,8 +163,10 @@ class TokenChooser:
         self._per_row = (
             [] if uniform else [LogitsProcessorList([*on_ids, *row, *behind]) for row in least]
         )
-        warpers = from_table(WARPERS) if self._sample else []
-        self._on_all = LogitsProcessorList([*(plain if uniform else ()), *warpers])
+        warpers = from_table(WARPERS) if config.do_sample else []  # refuses what is out of range
+        self._on_all = LogitsProcessorList(
+            [*(plain if uniform else ()), *(warpers if self._sample else ())]
+        )
         self._history = History(device)
         if self._sample:
             key, pasts = fresh_seed() if seed is None else seed, past_lengths or [0] * len(least)

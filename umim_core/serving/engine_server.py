@@ -272,7 +272,7 @@ class LocalEngine:
         """Sample as OpenAI's, whatever the model's own generation_config says."""
         greedy = body.temperature == 0
         sampled, given = not greedy or (body.n or 1) > 1, dict[str, Any]()
-        if sampled:  # greedy search has no n: then of the most probable token alone
+        if sampled:  # greedy search has no n, but a top_k of 1 chooses as it does
             given = {"temperature": 1.0, "top_k": int(greedy), "top_p": 1.0}
         for name in _OPTIONS & type(body).model_fields.keys():
             value = getattr(body, name)

@@ -65,7 +65,7 @@ _UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "tool_choice": ("none", "auto"),
     "tools": (),
     "top_logprobs": (0,),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "web_search_options": (),
 }
 # Fields about the caller or the service that change no token.
