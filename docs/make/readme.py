@@ -23,8 +23,18 @@ from umim_core.store.artifacts import canonical_json, directory_digest, sha256_b
 _HEADINGS: Final = ("", "base model", "UMIM", "truncation", "best other", "saving")
 _SMALL: Final = "SmolLM2-135M"
 _LARGE: Final = "Qwen2.5-Coder-0.5B"
+_CALLS: Final = {  # newest first, with the result file's checkpoint
+    "Qwen2.5-Coder-1.5B": "umim-qwen-coder-1.5b-tools",
+    _LARGE: "umim-qwen-coder-0.5b-tools",
+}
+_MERGED: Final = (  # after layer 4, with the result file and its subject
+    (_SMALL, "smollm2", "inside"),
+    (_LARGE, "qwen", "qwen"),
+)
 _SIDE: Final = "umim, raw tail 16"
 _PAPER: Final = ROOT / "infra" / "paper_tables" / "05-multiple-choice.yaml"
+_PERPLEXITY: Final = _PAPER.with_name("02-perplexity.yaml")
+_SIZES: Final = ("model", "measured", "base model", "UMIM", "ratio", "tokens saved")
 _AUTHORS: Final = "Llama-3.1-8B"
 _TABLED: Final = (ROOT / "README.md", ROOT / "docs" / "results.md")
 _PICTURED: Final = "umim-smollm2-135m-adapters"
@@ -37,13 +47,12 @@ _TEXT: Final = (
 
 def readme_table() -> str:
     """Return the table: answers, calls, functions, perplexity, a row of the paper's authors."""
-    large, small = (_read(f"answers-{name}") for name in ("qwen-coder-0.5b", "smollm2"))
+    large = _read("answers-qwen-coder-0.5b")
     rows = (
         _answers(_LARGE, "chats", large),
         _answers(_LARGE, "documents", large),
-        _calls(_read("calls-qwen-tools")),
+        *(_calls(model) for model in _CALLS),
         _functions(_read("problems-qwen-all")["sets"]["humaneval"]),
-        _answers(_SMALL, "chats", small),
         _second_halves(_read("second_half-smollm2")["points"]),
         _of_the_authors(),
     )
@@ -64,20 +73,25 @@ def _functions(functions: Report) -> tuple[str, ...]:
     return heading, *solved, DASH, _percent(functions["saving"])
 
 
-def _calls(report: Report) -> tuple[str, ...]:
+def _calls(model: str) -> tuple[str, ...]:
     """Return how many of the base model's right function calls each side keeps."""
-    sides = {side["side"]: side for side in report["sides"]}
+    sides = _sides_of_calls(model)
     umim, white = sides["umim"], sides["no white space"]
-    config = read_config(resolve_checkpoint(report["checkpoint"]))
+    config = read_config(resolve_checkpoint(_CALLS[model]))
     layers = int(config.backbone_model.config["num_hidden_layers"])
     return (
-        f"{_LARGE}: calls kept, unseen functions, {_percent(umim['tools_saved'])} of schemas",
+        f"{model}: calls kept, unseen functions, {_percent(umim['tools_saved'])} of schemas",
         str(umim["kept"][1]),
         f"{umim['kept'][0]} ({_kept(umim)})",
         _kept(sides["cut"]),
         f"{_kept(white)} no white space, {_percent(white['tools_saved'])} saved",
         _percent(umim["saved"] * (layers - config.merge_depth) / layers),
     )
+
+
+def _sides_of_calls(model: str) -> dict[str, Report]:
+    sides = _read(f"calls-{_CALLS[model]}")["sides"]
+    return {side["side"]: side for side in sides}
 
 
 def _kept(side: Report) -> str:
@@ -117,12 +131,48 @@ def _of_the_authors() -> tuple[str, ...]:
     )
 
 
+def size_table() -> str:
+    """Return what merging costs models of growing size; rows of the paper are marked as such."""
+    rows = [
+        *(_merged_english(*model) for model in _MERGED),
+        *(_calls_of_size(model) for model in reversed(_CALLS)),
+        *(_reported(model) for model in ("GPT2-XL", "Llama-3.2-1B", "Llama-3-8B")),
+    ]
+    return table_markdown(Table(_SIZES, rows)) + "\n"
+
+
+def _merged_english(model: str, name: str, subject: str) -> tuple[str, ...]:
+    report = _read(f"merged_quality-{name}")
+    merged, base = report["subjects"][subject], report["ppl_base"]
+    ratio = merged["ppl_ratio"]
+    figures = f"{base:.1f}", f"{base * ratio['mean']:.1f}", _ratio(ratio)
+    return model, "perplexity, general English", *figures, _percent(merged["token_reduction"])
+
+
+def _calls_of_size(model: str) -> tuple[str, ...]:
+    umim = _sides_of_calls(model)["umim"]
+    kept, base = umim["kept"]
+    return model, "right calls", str(base), str(kept), f"{kept / base:.2f}", _percent(umim["saved"])
+
+
+def _reported(model: str) -> tuple[str, ...]:
+    """Return the perplexities that the paper prints for WikiText-103."""
+    table = {row[1]: row for row in read_recipe_file(_PERPLEXITY)["rows"] if row[0] == model}
+    base, (umim, saved) = table["Original"][2], table["Merge Module"][2:4]
+    figures = f"{base:.1f}", f"{umim:.1f}", f"{umim / base:.2f}", f"{saved:.0f} %"
+    return f"{model}, by the paper", "perplexity, WikiText-103", *figures
+
+
 def readme_words() -> str:
     """Return the sentences whose figures are those of result files: answers, calls, time."""
     large, small = (_read(f"answers-{name}")["lists"] for name in ("qwen-coder-0.5b", "smollm2"))
     chats, pages = (large[asked]["sides"][_SIDE] for asked in ("chats", "documents"))
-    asked_calls = {side["side"]: side for side in _read("calls-qwen-tools")["sides"]}
-    base, cut = asked_calls["base"], asked_calls["cut"]
+    right = [
+        f"{side['right']} of {side['questions']} ({model})"
+        for model in _CALLS
+        for side in [_sides_of_calls(model)["base"]]
+    ]
+    few = _sides_of_calls(_LARGE)["cut"]["questions"]
     umim, truncation = (
         _percent(1 - small["chats"]["sides"][side]["kept"] / small["chats"]["accepted"])
         for side in (_SIDE, "truncation")
@@ -137,10 +187,10 @@ def readme_words() -> str:
         "method, no more."
     )
     calls = (
-        f"**Calls**: the base model is right on {base['right']} of {base['questions']} questions "
-        "on functions that no training saw. A call is kept if function and arguments are right, "
-        "as the Berkeley leaderboard compares them. Other methods were asked "
-        f"{cut['questions']} of them; truncation cuts each schema."
+        f"**Calls**: base models are right on {' and '.join(right)} questions on functions that no "
+        "training saw. A call is kept if function and arguments are right, as the Berkeley "
+        f"leaderboard compares them. Other methods were asked {few} of them; truncation cuts each "
+        "schema."
     )
     time = (
         f"**Time.** {_SMALL} in the paper's form reads 1,024 tokens {short['speedup']:.2f} times "
@@ -188,8 +238,9 @@ def documents() -> list[Document]:
 
 def _with_table(path: Path) -> str:
     """Return a document with README's table and sentences between their marks made anew."""
+    blocks = {"quality": readme_table(), "words": readme_words(), "size": size_table()}
     text = path.read_text(encoding="utf-8")
-    for name, block in (("quality", readme_table()), ("words", readme_words())):
+    for name, block in blocks.items():
         between = re.compile(
             rf"(<!-- results:{name} -->\n).*?(<!-- /results:{name} -->)", re.DOTALL
         )
