@@ -19,7 +19,10 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] + ' ' + m.content + ' ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'a ' }}{% endif %}"
 )
-OPTIONS = ("--steps", 2, "--spans", 16, "--merge-depth", 1, "--max-tokens", 32, "--device", "cpu")
+OPTIONS = (
+    *("--steps", 2, "--spans", 16, "--merge-depth", 1, "--adapter-rank", 2, "--max-tokens", 32),
+    *("--device", "cpu"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +72,7 @@ def test_a_log_becomes_a_checkpoint_that_is_found_again(
     assert 0 <= agreement <= 1 and found["equal"] <= found["answers"] == 4
     checkpoint = Checkpoint.load(tmp_path / "out")
     assert checkpoint.rules.counts_by_order[10] == 1
+    assert (checkpoint.config.merge_depth, checkpoint.config.adapter_rank) == (1, 2)
     assert checkpoint.config.roles == ("user", "system", "tools", "tool")
     shortest = [trial["shortest"] for trial in found["trials"]]
     assert shortest == sorted(set(shortest)) and found["shortest"] == shortest[-1]

@@ -11,6 +11,7 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, log_lines
+from umim_core.config.form import ModuleForm
 from umim_core.errors import CorpusError, require
 
 if TYPE_CHECKING:
@@ -38,9 +39,8 @@ def tune(
     max_tokens: Annotated[
         int, typer.Option(min=16, help="Tokens of a prompt that are trained on at most.")
     ] = 1024,
-    merge_depth: Annotated[
-        int, typer.Option(min=0, help="Layers that read every token before spans merge.")
-    ] = 4,
+    merge_depth: int = shared.of_field(ModuleForm, "merge_depth", 4),
+    adapter_rank: int = shared.of_field(ModuleForm, "adapter_rank", shared.FORM["adapter_rank"]),
     learning_rate: Annotated[float, typer.Option(help="At the top of its schedule.")] = 2e-3,
     kind: shared.LogKindOption = None,
     seed: shared.TrainSeedOption = 0,
@@ -66,6 +66,7 @@ def tune(
     merging = check_roles(roles)
     target = own_place("tuned", out, Path(logs[0]).stem)
     fixed = {**shared.FORM, "rule_rows": spans, "unit_positions": "preserved"}
+    fixed["adapter_rank"] = adapter_rank
     training, form = shared.of_training(
         context, fixed, steps=steps, apart=steps, rows=8, patience=4
     )
