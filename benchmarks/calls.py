@@ -11,8 +11,8 @@ space, or that are cut behind as many tokens as merging leaves. A call counts if
 right and its arguments are accepted values, as the leaderboard compares them. Besides: the share of
 the schemas' tokens that is saved, and, behind the prompt, nats a token of the right call as the
 base model writes calls, and the share of its tokens that both would say. All sides but the first
-two are asked ``--few`` of the questions, evenly spread. ``--answers`` names a folder in which every
-side's answers stay, so that a killed run goes on.
+two are asked ``--few`` of the questions, evenly spread; 0 leaves them out. ``--answers`` names a
+folder in which every side's answers stay, so that a killed run goes on.
 """
 
 from __future__ import annotations
@@ -254,6 +254,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
     sizes = umim.rules.sizes
     base = ask_side("base", umim, "none", which=whole)
     merged = ask_side("umim", umim, "prompt", which=whole)
+    if not few:
+        return
     for least in options.shortest or ():
         ask_side(f"umim, spans of at least {least}", of_sizes(sizes >= least), "prompt")
     ask_side(f"umim, spans of at most {SHORT}", of_sizes(sizes <= SHORT), "prompt")

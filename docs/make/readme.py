@@ -76,15 +76,15 @@ def _functions(functions: Report) -> tuple[str, ...]:
 def _calls(model: str) -> tuple[str, ...]:
     """Return how many of the base model's right function calls each side keeps."""
     sides = _sides_of_calls(model)
-    umim, white = sides["umim"], sides["no white space"]
+    umim, white, cut = sides["umim"], sides.get("no white space"), sides.get("cut")
     config = read_config(resolve_checkpoint(_CALLS[model]))
     layers = int(config.backbone_model.config["num_hidden_layers"])
     return (
         f"{model}: calls kept, unseen functions, {_percent(umim['tools_saved'])} of schemas",
         str(umim["kept"][1]),
         f"{umim['kept'][0]} ({_kept(umim)})",
-        _kept(sides["cut"]),
-        f"{_kept(white)} no white space, {_percent(white['tools_saved'])} saved",
+        _kept(cut) if cut else DASH,
+        f"{_kept(white)} no white space, {_percent(white['tools_saved'])} saved" if white else DASH,
         _percent(umim["saved"] * (layers - config.merge_depth) / layers),
     )
 
