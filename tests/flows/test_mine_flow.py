@@ -82,7 +82,7 @@ def test_text_that_is_too_short_is_refused_before_training(
         counting_in_process(),
         pytest.raises(CorpusError, match=f"split '{split}' must hold {needed} tokens"),
     ):
-        parts.train(run)
+        parts.run_everything(run)
     assert run.executed()[-1] == "filter"
 
 
