@@ -31,6 +31,7 @@ from umim_core.evaluation.perplexity import PerplexityResult, perplexity, second
 from umim_core.evaluation.rule_damage import text_digest
 from umim_core.evaluation.scoring import Scorer, method_scorer
 from umim_core.text.sources import source_of
+from umim_core.text.token_ids import spread_rows
 from umim_core.text.tokens import check_known, first_ids
 
 _RAW_TAIL: Final = 16
@@ -46,19 +47,19 @@ def read_rows(
         parts = [open_ids(Path(file), options.tokens) for file in files]
     else:
         parts = [first_ids(source_of(files), tokenizer, options.tokens)[0]]
-    rows = spread_rows(parts, options.rows, options.window)
+    rows = windows(parts, options.rows, options.window)
     check_known(max(int(row.max()) for row in rows), tokenizer)
     return name, rows
 
 
-def spread_rows(
+def windows(
     parts: Sequence[NDArray[np.integer]], rows: int, length: int
 ) -> list[NDArray[np.int32]]:
     """Return rows that are evenly spaced over the whole segments of several arrays of ids."""
     places = [(part, start) for part in parts for start in range(0, len(part) - length + 1, length)]
     if rows < 1 or len(places) < rows:
         raise SystemExit(f"only {len(places)} rows of {length} tokens, {rows} are wanted")
-    wanted = (places[index * len(places) // rows] for index in range(rows))
+    wanted = (places[index] for index in spread_rows(len(places), rows))
     return [np.array(part[start : start + length], dtype=np.int32) for part, start in wanted]
 
 

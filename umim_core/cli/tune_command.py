@@ -65,10 +65,9 @@ def tune(
 
     merging = check_roles(roles)
     target = own_place("tuned", out, Path(logs[0]).stem)
-    fixed = {**shared.FORM, "rule_rows": spans, "unit_positions": "preserved"}
-    fixed["adapter_rank"] = adapter_rank
+    chosen = {"adapter_rank": adapter_rank, "rule_rows": spans, "unit_positions": "preserved"}
     training, form = shared.of_training(
-        context, fixed, steps=steps, apart=steps, rows=8, patience=4
+        context, {**shared.FORM, **chosen}, steps=steps, apart=steps, rows=8, patience=4
     )
     use_gpu = shared.on_gpu(device)
     left = Left()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError, GenerationError, UmimError, require, translated
 
 if TYPE_CHECKING:
@@ -166,9 +167,7 @@ def check_encodable(text: str) -> None:
     """Refuse what is no text or has a lone surrogate: no tokenizer takes it, and none says why."""
     kind, remedy = type(text).__name__, "Decode bytes, and give one text at a time."
     require(isinstance(text, str), CorpusError, "a text must be a string", kind, remedy)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
+    if not text.isascii() and (error := encoding_error(text)) is not None:
         raise CorpusError(
             "text must not hold lone surrogates",
             f"{text[error.start]!a} at character {error.start}",
