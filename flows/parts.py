@@ -28,7 +28,7 @@ from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import (
     CorpusText,
-    check_rows,
+    check_splits,
     corpus_stage,
     mixture_stage,
     task_stage,
@@ -189,7 +189,7 @@ def _check_text(run: PipelineRun, text: Artifact, by: Recipe | HeadlineConfig) -
     """Refuse a text that is too short to be measured; a plan has none."""
     if not isinstance(run, Planner):
         timed = 0 if by.benchmark is None else tokens_needed(by.benchmark)
-        check_rows(text, run.recipe.segment_length, timed)
+        check_splits(text, run.recipe.segment_length, timed)
 
 
 def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:

@@ -205,7 +205,7 @@ def tokens(artifact: Artifact, split: str) -> TokenFiles:
     return TokenFiles.open(artifact.path / split)
 
 
-def check_rows(artifact: Artifact, length: int, timed: int) -> None:
+def check_splits(artifact: Artifact, length: int, timed: int) -> None:
     """Refuse splits of less than a row, and a test split of less than is timed, before training."""
     sizes = {n.partition("tokens_")[2]: int(size) for n, size in artifact.metrics.items()}
     for split in (split for split in sizes if split and (artifact.path / split).is_dir()):

@@ -10,13 +10,12 @@ with its next piece of the text.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,7 +38,7 @@ from umim_core.rules.grams import NgramCounts
 from umim_core.rules.inspection import collision_rate
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.arrays import open_array, save_array
-from umim_core.store.artifacts import canonical_json, sha256_bytes, write_json
+from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.store.publication import STATE, build_once
 from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import ids_digest, segment_borders
@@ -137,10 +136,11 @@ def filter_stage(
 
 
 def _origin(options: RuleOptions, tokenizer: NamedTokenizer, counted: Artifact) -> RuleOrigin:
+    corpus: Any = read_json(counted.path / _CORPUS)
     return RuleOrigin(
         options=options,
         tokenizer_fingerprint=tokenizer.fingerprint,
-        corpus_digest=json.loads((counted.path / _CORPUS).read_text("utf-8"))["digest"],
+        corpus_digest=corpus["digest"],
     )
 
 
