@@ -180,7 +180,7 @@ def _start(folder: Path, service: Service) -> None:
     path = _log(folder, service.name)
     marks = {_LOG: str(path), _PORT: str(service.port or "")}
     with path.open("ab") as log:
-        subprocess.Popen(  # noqa: S603  commands are our own
+        started = subprocess.Popen(  # noqa: S603  commands are our own
             service.command,
             cwd=CHECKOUT,
             env={**os.environ, **service.environment, **marks},
@@ -189,6 +189,11 @@ def _start(folder: Path, service: Service) -> None:
             stderr=log,
             start_new_session=True,
         )
+    with suppress(psutil.Error):
+        process = psutil.Process(started.pid)
+        deadline = time.monotonic() + 1  # the system shows it a moment after the program began
+        while started.poll() is None and not process.environ() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def _port(folder: Path, name: str, chosen: int | None, usual: int) -> int:

@@ -75,7 +75,7 @@ def _in_place(path: Path) -> int | None:
         status = os.stat(path)
     except FileNotFoundError:
         return None
-    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:  # 0: replaced at this moment
         return None
     return os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOCTTY)
 

@@ -105,6 +105,26 @@ def test_a_service_that_does_not_start_names_its_log(
     assert ("no such database" in (tmp_path / "bad.log").read_text()) == (seconds > 1)
 
 
+def test_a_process_whose_environment_is_not_shown_yet_has_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ, early = psutil.Process.environ, iter(range(3))
+
+    def shown(process: psutil.Process) -> dict[str, str]:
+        found = environ(process)
+        ours = str(tmp_path / "slow.log") in found.values()
+        return {} if ours and next(early, None) is not None else found
+
+    monkeypatch.setattr(psutil.Process, "environ", shown)
+    monkeypatch.setattr(services, "START_SECONDS", 0.5)
+    slow = Service("slow", [sys.executable, "-c", "import time; time.sleep(60)"], "http://x/", 1)
+    try:
+        with pytest.raises(ClusterError, match="no answer in"):
+            up(tmp_path, [slow])
+    finally:
+        down(tmp_path, [slow])
+
+
 def test_everything_listens_on_loopback_and_keeps_its_data_in_the_folder(tmp_path: Path) -> None:
     server, mlflow, worker = local_services(tmp_path, 1, 2)
     for made in (server, mlflow):
