@@ -273,7 +273,8 @@ class Tracker:
         def send() -> None:
             client, run = self.client, self._stage(stage_key)
             if not client.search_registered_models(f"name = '{_NAME}'"):
-                client.create_registered_model(_NAME)
+                with _others_may_make_it():
+                    client.create_registered_model(_NAME)
             run_id, folder = run.info.run_id, f"checkpoint/{name}"
             versions = [*client.search_model_versions(f"run_id = '{run_id}'")]
             if not versions:
@@ -391,11 +392,12 @@ class Tracker:
         for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+        if client.get_experiment_by_name(_NAME) is None:
+            with _others_may_make_it():
+                client.create_experiment(
+                    _NAME, None if self._served else (self.root / "mlruns").as_uri()
+                )
         experiment = client.get_experiment_by_name(_NAME)
-        if experiment is None:
-            place = None if self._served else (self.root / "mlruns").as_uri()
-            self.experiment_id = client.create_experiment(_NAME, place)
-            return client
         require(
             experiment.lifecycle_stage == "active",
             TrackingError,
@@ -537,6 +539,18 @@ def _ask(uri: str) -> None:
         timeout=_ANSWER_SECONDS,
         raise_on_status=False,
     )
+
+
+@contextmanager
+def _others_may_make_it() -> Iterator[None]:
+    """Take what another run of the same store has made a moment before for made."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
 
 
 @contextmanager

@@ -157,7 +157,10 @@ def test_the_comparison_is_shown_without_a_click(
 
 
 def test_a_checkpoint_is_registered_once_under_its_backbones_alias(
-    tracker: Tracker, tmp_path: Path
+    tracker: Tracker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     names = {"config.json", "model.safetensors", "rules/manifest.json"}
     for name in names:
@@ -168,6 +171,15 @@ def test_a_checkpoint_is_registered_once_under_its_backbones_alias(
     for alias in (False, True, True):
         tracker.register_checkpoint("lab/model-1.5", tmp_path / "checkpoint", "d", alias=alias)
         tracker.finish("p")
+    # A run that asked the store before these names were made makes them too.
+    with monkeypatch.context() as before:
+        before.setattr(MlflowClient, "search_registered_models", lambda *_: [])
+        found = [None, MlflowClient(tracker.uri).get_experiment_by_name("umim")]
+        before.setattr(MlflowClient, "get_experiment_by_name", lambda *_: found.pop(0))
+        late = Tracker(tracker.uri, tracker.root)
+        late.register_checkpoint("lab/model-1.5", tmp_path / "checkpoint", "d")
+        late.finish("p")
+    assert not found and "MLflow lacks" not in caplog.text
     client = MlflowClient(tracker.uri, tracker.uri)
     found = client.get_model_version_by_alias("umim", "lab-model-1-5")
     (version,) = client.search_model_versions("name = 'umim'")
