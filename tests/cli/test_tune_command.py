@@ -83,6 +83,29 @@ def test_a_log_becomes_a_checkpoint_that_is_found_again(
     assert document(again) == found
 
 
+def test_a_checkpoint_is_tuned_further_with_its_weights(
+    umim: Umim, backbone: Path, tmp_path: Path
+) -> None:
+    first, second, log_file = tmp_path / "first", tmp_path / "second", log(tmp_path, 20)
+    umim("tune", backbone, log_file, "--out", first, *OPTIONS)
+    still = (
+        *("--start", first, "--steps", 1, "--learning-rate", 1e-9),
+        *OPTIONS[2:4],
+        *OPTIONS[8:],
+    )
+    done = umim("tune", backbone, log_file, "--out", second, *still)
+    assert done.code == 0, done.err
+    one, two = Checkpoint.load(first), Checkpoint.load(second)
+    assert two.config.form() == one.config.form() and two.config.adapter_rank == 2
+    assert two.module.digest() == one.module.digest()
+    for options, message in (
+        (("--adapter-rank", 4), "a module that is trained further keeps its form"),
+        (("--longest", 12), "at most 16 tokens, as its start; got 12"),
+    ):
+        refused = umim("tune", backbone, log_file, "--out", tmp_path / "third", *still, *options)
+        assert refused.code == 1 and message in refused.err and not (tmp_path / "third").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "count", "message"),
     [

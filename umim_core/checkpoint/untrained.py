@@ -9,7 +9,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError, RuleSetError
 from umim_core.merging.adapters import SpanAdapters, linear_maps
-from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
+from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
@@ -31,7 +31,7 @@ def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int
     module = MergeModule(backbone.hidden_size, form, longest=rules.longest)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(seed))
     if form.rule_rows:
-        module.rows = RuleRows(frequent_spans(rules, form.rule_rows), backbone.hidden_size)
+        module.rows = RuleRows.of_frequent(rules, form.rule_rows, backbone.hidden_size)
     if form.adapter_rank:
         layers = backbone.num_layers - form.merge_depth
         module.adapters = SpanAdapters(linear_maps(backbone), layers, form.adapter_rank)

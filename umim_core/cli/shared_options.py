@@ -19,7 +19,7 @@ from umim_core.config.form import PAPER, Merge, ModuleForm
 from umim_core.config.generation import PlainOptions
 from umim_core.config.model_base import AnyModel
 from umim_core.encodable import encoding_error
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import ConfigError, CorpusError, require
 
 if TYPE_CHECKING:
     from umim_core.checkpoint.checkpoint_index import OwnPlace
@@ -46,6 +46,13 @@ TrainDeviceOption = Annotated[
     typer.Option(help="Where the model runs; without it, a GPU where there is one."),
 ]
 TrainSeedOption = Annotated[int, typer.Option(min=0, help="Of weights and data order.")]
+StartOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Checkpoint of this model that is trained further, in its own form; spans that it "
+        "has no row for begin with its module alone."
+    ),
+]
 LogKindOption = Annotated[
     Literal["text", "jsonl"] | None, typer.Option(help="What files hold whose ending is other.")
 ]
@@ -186,6 +193,26 @@ def of_training(
     plan |= {"validation_rows": rows, "checkpoint_every": min(every, _SAVED)}
     made = of_context(context, ModuleForm, {"kind": PAPER, **form})  # --kind is of the text
     return of_context(context, DistillConfig, plan), made
+
+
+def form_of_start(
+    start: Path, form: ModuleForm, default: Mapping[str, object], longest: int
+) -> ModuleForm:
+    """Return the form of a checkpoint that is trained further, where options ask for no other."""
+    from umim_core.checkpoint.checkpoint_files import read_config
+    from umim_core.rules.ruleset import RuleSet
+    from umim_core.training.train_job import check_longest_of_start
+
+    kept = read_config(start).alone()
+    require(
+        form in (kept, ModuleForm.model_validate(default)),
+        ConfigError,
+        "a module that is trained further keeps its form",
+        ", ".join(form.deviations()),
+        "Leave out the options of the form, or --start.",
+    )
+    check_longest_of_start(RuleSet.load(start / "rules").longest, longest)
+    return kept
 
 
 def on_gpu(device: Literal["cpu", "cuda"] | None) -> bool:

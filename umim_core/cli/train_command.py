@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -14,7 +14,7 @@ from umim_core.cli.console_output import JsonFlag, log_lines
 from umim_core.config.form import ModuleForm, Residual, UnitPositions
 from umim_core.errors import ConfigError
 
-_FORM = {**shared.FORM, "rule_rows": 2048}
+_FORM: Final = {**shared.FORM, "rule_rows": 2048}
 
 
 def train(
@@ -57,13 +57,7 @@ def train(
     copy_rows: Annotated[
         float, typer.Option(min=0.0, help="Share of rows that repeat their merged half.")
     ] = 0.25,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            help="Checkpoint of this model that is trained further, in its own form; the rows and "
-            "the learning rate are those of this command."
-        ),
-    ] = None,
+    start: shared.StartOption = None,
     seed: shared.TrainSeedOption = 0,
     device: shared.TrainDeviceOption = None,
     as_json: JsonFlag = False,
@@ -92,10 +86,10 @@ def train(
 
     # More rows would take a short run longer than its training.
     distillation, form = shared.of_training(context, {}, steps=steps, apart=50, rows=32, patience=8)
-    use_gpu = shared.on_gpu(device)
+    use_gpu, loaded = shared.on_gpu(device), RuleSet.load(rules)
     begin = None if start is None else resolve_checkpoint(start)
     if begin is not None:
-        form = _form_of(begin, form)
+        form = shared.form_of_start(begin, form, _FORM, loaded.longest)
     places = map(shared.from_anywhere, named)
     source = source_of(tuple(places), Reading(kind, field, split, config, max_bad))
     job = TrainJob(
@@ -103,9 +97,7 @@ def train(
         rules=str(rules.resolve()),
         config=distillation,
         form=form,
-        max_tokens=segment_length
-        or RuleSet.load(rules).options.segment_length
-        or shared.SEGMENT_LENGTH,
+        max_tokens=segment_length or loaded.options.segment_length or shared.SEGMENT_LENGTH,
         seed=seed,
         use_gpu=use_gpu,
         start=None if begin is None else str(begin),
@@ -123,16 +115,3 @@ def train(
     recipe = place / "recipe.yaml"
     compared = ["", *to_compare(recipe)] if recipe.is_file() else []
     shared.emit_checkpoint(target, place / "checkpoint", summary, lines, as_json, compared)
-
-
-def _form_of(checkpoint: Path, form: ModuleForm) -> ModuleForm:
-    from umim_core.checkpoint.checkpoint_files import read_config
-
-    kept = read_config(checkpoint).alone()
-    if form not in (kept, ModuleForm.model_validate(_FORM)):
-        raise ConfigError(
-            "a module that is trained further keeps its form",
-            ", ".join(form.deviations()),
-            "Leave out the options of the form, or --start.",
-        )
-    return kept

@@ -42,6 +42,7 @@ def tune(
     merge_depth: int = shared.of_field(ModuleForm, "merge_depth", 4),
     adapter_rank: int = shared.of_field(ModuleForm, "adapter_rank", shared.FORM["adapter_rank"]),
     learning_rate: Annotated[float, typer.Option(help="At the top of its schedule.")] = 2e-3,
+    start: shared.StartOption = None,
     kind: shared.LogKindOption = None,
     seed: shared.TrainSeedOption = 0,
     device: shared.TrainDeviceOption = None,
@@ -55,6 +56,7 @@ def tune(
     """
     from umim_core.backbone.shape import trained_context
     from umim_core.backbone.tokenizer_files import load_tokenizer
+    from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.store.locking import computing
     from umim_core.text.roles import check_roles
@@ -65,10 +67,19 @@ def tune(
 
     merging = check_roles(roles)
     target = own_place("tuned", out, Path(logs[0]).stem)
-    chosen = {"adapter_rank": adapter_rank, "rule_rows": spans, "unit_positions": "preserved"}
+    usual = {**shared.FORM, "rule_rows": spans, "unit_positions": "preserved"}
     training, form = shared.of_training(
-        context, {**shared.FORM, **chosen}, steps=steps, apart=steps, rows=8, patience=4
+        context,
+        usual | {"adapter_rank": adapter_rank},
+        steps=steps,
+        apart=steps,
+        rows=8,
+        patience=4,
     )
+    begin = None if start is None else resolve_checkpoint(start)
+    if begin is not None:
+        form = shared.form_of_start(begin, form, usual | {"merge_depth": 4}, longest)
+        form = form.model_copy(update={"rule_rows": spans})
     use_gpu = shared.on_gpu(device)
     left = Left()
     requests = list(read_requests(tuple(logs), kind, left))
@@ -92,6 +103,7 @@ def tune(
         max_tokens=max_tokens,
         seed=seed,
         use_gpu=use_gpu,
+        start=None if begin is None else str(begin),
     )
     log_lines("umim.progress")
     began = time.monotonic()

@@ -45,7 +45,13 @@ from umim_core.model.umim import UMIM
 from umim_core.progress import duration, followed, logger
 from umim_core.rules.matcher import token_reduction
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+from umim_core.store.artifacts import (
+    canonical_json,
+    directory_digest,
+    read_json,
+    sha256_bytes,
+    write_json,
+)
 from umim_core.store.publication import STATE, build_once, publish_directory
 from umim_core.text.roles import Role
 from umim_core.text.token_ids import spread_rows
@@ -76,6 +82,7 @@ class TuneOptions:
         form: Of the merge module.
         training: Its optimisation.
         max_tokens: Tokens of a training row at most; the rest of a longer prompt is not trained on.
+        start: Checkpoint directory whose module is trained further; None for fresh weights.
     """
 
     model: str
@@ -87,6 +94,7 @@ class TuneOptions:
     max_tokens: int
     seed: int
     use_gpu: bool
+    start: str | None = None
 
 
 class ReplyScores(NamedTuple):
@@ -187,6 +195,7 @@ def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparis
         "form": options.form.model_dump(mode="json"),
         "training": options.training.model_dump(mode="json"),
         "backbone": backbone_identity(options.model, None),
+        "start": None if options.start is None else directory_digest(Path(options.start)),
         "rows": [[sha256_bytes(i.tobytes()) for i in (row.prompt, row.reply)] for row in rows],
         "parts": [row.parts for row in rows],
     }
@@ -226,6 +235,7 @@ def _tune(
             train=str(rows["train"]),
             valid=str(rows["valid"]),
             form=options.form,
+            start=options.start,
             seed=options.seed,
             use_gpu=options.use_gpu,
             out=str(work),
@@ -265,6 +275,8 @@ def _tell_time(
     """
     device = "cuda" if options.use_gpu else "cpu"
     backbone = load_backbone(options.model, dtype="float32", device=device)
+    if options.start is not None:
+        Checkpoint.load(options.start).check_backbone(backbone)
     sizes = [min(len(row.prompt) + len(row.reply), options.max_tokens) for row in trained]
     longest = trained[int(np.argmax(sizes))].prompt[: options.max_tokens]
 

@@ -123,6 +123,18 @@ class RuleRows(nn.Module):
         return RuleRows.of(self.spans[has_rule], self.table.detach()[has_rule])
 
     @classmethod
+    def of_frequent(
+        cls, rules: RuleSet, count: int, hidden_size: int, start: RuleRows | None = None
+    ) -> RuleRows:
+        """Return the rows of the most frequent rules, with the numbers of those in ``start``."""
+        rows = cls(frequent_spans(rules, count), hidden_size)
+        if start is not None:
+            spans = rows.spans.long()
+            places, known = start.find(spans, (spans != _NONE).sum(dim=1))
+            rows.table.data[known] = start.table.detach()[places[known]]
+        return rows
+
+    @classmethod
     def of(cls, spans: Tensor, table: Tensor) -> RuleRows:
         """Return frozen rows [K, d] of given numbers, of spans as the class takes them."""
         rows = cls(spans, table.shape[1])
