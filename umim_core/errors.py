@@ -128,6 +128,10 @@ class GenerationError(UmimError):
     """Generation was asked for something that the engine or the backbone cannot do."""
 
 
+class ContextLengthError(GenerationError):
+    """A prompt, with its new tokens, does not fit the positions of the backbone."""
+
+
 class NumericalError(UmimError):
     """A loss or a surrogate is NaN or infinite too often."""
 

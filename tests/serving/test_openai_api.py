@@ -144,6 +144,7 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+TOO_LONG = "context_length_exceeded"
 EITHER = ": must be a text or a list; got "
 CHOICE = "tool_choice: must be none, auto, required or an object; got "
 FUNCTION = "tool_choice: must have a function exactly when its type is function; got "
@@ -192,7 +193,7 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
         ]
     ),
     (CHAT, {"messages": [{"content": ""}] * 4097}, "invalid_field", "messages.0.role"),
-    (CHAT, {"messages": [{**USER, "content": "word " * 200_000}]}, "invalid_request", None),
+    (CHAT, {"messages": [{**USER, "content": "word " * 200_000}]}, TOO_LONG, None),
     (CHAT, {"verbosity": "low"}, "unsupported", "verbosity"),
     (CHAT, {"model": "gpt-9"}, "model_not_found", "model"),
     (COMPLETIONS, {"prompt": ["a", "b"]}, "unsupported", "prompt"),
@@ -200,8 +201,8 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     (COMPLETIONS, {"prompt": []}, "invalid_field", "prompt"),
     (COMPLETIONS, {"prompt": 5}, "invalid_field", "prompt" + EITHER),
     (COMPLETIONS, {"prompt": [5, True]}, "invalid_field", "prompt.1"),
-    (COMPLETIONS, {"prompt": [5] * 40_000}, "invalid_request", None),
-    (COMPLETIONS, {"prompt": [5] * 3000}, "invalid_request", None),
+    (COMPLETIONS, {"prompt": [5] * 40_000}, TOO_LONG, None),
+    (COMPLETIONS, {"prompt": [5] * 3000}, TOO_LONG, None),
     (COMPLETIONS, {"prompt": ""}, "invalid_request", None),
     (COMPLETIONS, {"prompt": "a", "logprobs": 0}, "unsupported", "logprobs"),
 ]  # fmt: skip

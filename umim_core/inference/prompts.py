@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import GenerationError, require
+from umim_core.errors import ContextLengthError, GenerationError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
 from umim_core.rules.matcher import Parts, check_parts
@@ -121,7 +121,7 @@ def check_room(backbone: Backbone, positions: int, new_tokens: int) -> None:
     backbone.check_positions(
         "prompt and new tokens",
         positions,
-        GenerationError,
+        ContextLengthError,
         "Shorten the prompt, lower max_new_tokens, or use overlong='truncate'.",
         f"{held} prompt positions + {new_tokens} new tokens",
     )

@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, from_json
 
-from umim_core.errors import NumericalError, UmimError
+from umim_core.errors import ContextLengthError, NumericalError, UmimError
 from umim_core.text.roles import Role
 
 if TYPE_CHECKING:
@@ -73,6 +73,12 @@ _IGNORED: Final = (
     "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier",
     "store", "user",
 )  # fmt: skip
+# Status and code of the library's errors; clients cut their messages at OpenAI's name for a length.
+_CODES: Final[dict[type[UmimError], tuple[int, str]]] = {
+    NumericalError: (500, "numerical_error"),
+    ContextLengthError: (400, "context_length_exceeded"),
+    UmimError: (400, "invalid_request"),
+}
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -141,8 +147,7 @@ def api_error(error: UmimError) -> ApiError:
     """Return an error of the library as one of the interface: 400, but for numbers gone wrong."""
     if isinstance(error, ApiError):
         return error
-    numbers = isinstance(error, NumericalError)
-    status, code = (500, "numerical_error") if numbers else (400, "invalid_request")
+    status, code = next(found for kind, found in _CODES.items() if isinstance(error, kind))
     return ApiError(status, code, error.rule, error.value, error.remedy)
 
 

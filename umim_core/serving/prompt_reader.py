@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from umim_core.errors import GenerationError, require
+from umim_core.errors import ContextLengthError, require
 from umim_core.serving.openai_api import ChatPrompt
 from umim_core.serving.tool_calls import Calls
 from umim_core.text.chat_parts import encode_parts, write_chat
@@ -113,4 +113,5 @@ def most_raw_tokens(positions: int | None, of_a_unit: int) -> int | None:
 def _check_count(count: int, most: int | None) -> None:
     """Refuse a prompt that does not fit, however it merges."""
     rule = f"a prompt must fit the model's positions, of at most {most} raw tokens"
-    require(most is None or count <= most, GenerationError, rule, f"{count} or more", "Shorten it.")
+    fits = most is None or count <= most
+    require(fits, ContextLengthError, rule, f"{count} or more", "Shorten it.")
