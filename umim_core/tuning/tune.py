@@ -297,10 +297,10 @@ def _tell_time(
     trials = (1 + len(SHORTEST)) * min(_CHOOSING, -(-len(trained) // _VALID))
     times = {
         "training": token * read * float(np.mean(sizes)),
-        "choice": token * trials * float(np.mean([len(x.prompt) + len(x.reply) for x in trained])),
+        "choice at most": token * trials * float(np.mean([len(x.prompt) + len(x.reply) for x in trained])),
         "comparison": 2 * (token * compared + alone * REPLY * len(held[:_GREEDY])),
     }
-    for name, place in {"training": trained_place, "choice": chosen_place}.items():
+    for name, place in {"training": trained_place, "choice at most": chosen_place}.items():
         if place.exists():
             times[name] = 0.0
     parts = ", ".join(f"{name} {duration(x)}" for name, x in times.items())
