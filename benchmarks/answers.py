@@ -180,6 +180,13 @@ class Prompt:
         return cls(prompt.ids, protected, np.array(ids, dtype=np.int64))
 
 
+def shortened(method: TokenReducer, prompt: Prompt, saving: float) -> np.ndarray:
+    """Return the ids [N] that a method of the prompt leaves of it."""
+    text = Text(prompt.ids, prompt.protected, prompt.question)
+    stays = len(prompt.ids) - round(saving * len(prompt.ids))
+    return prompt.ids[reduce_tokens(method, text, stays)]
+
+
 def answer_shortened(
     method: Method, prompt: Prompt, saving: float, umim: UMIM, new_tokens: int
 ) -> tuple[str, float]:
@@ -188,8 +195,7 @@ def answer_shortened(
     gone = round(saving * len(prompt.ids))
     stays = len(prompt.ids) - gone
     if isinstance(method, TokenReducer):
-        text = Text(prompt.ids, prompt.protected, prompt.question)
-        left = prompt.ids[reduce_tokens(method, text, stays)]
+        left = shortened(method, prompt, saving)
         out = umim.generate(left, greedy)
         return out.text[0], 1 - len(left) / len(prompt.ids)
     if isinstance(method, EvictedColumns):

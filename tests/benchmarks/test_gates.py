@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import distill_step, engine, gpu, matching, mining, perplexity
+from benchmarks import ddp_vs_zero2, distill_step, engine, gpu, matching, mining, perplexity
 from benchmarks import preference_step as preference
 from benchmarks.runner import Benchmark, Report, alternate, at_least
 
@@ -53,6 +53,31 @@ def test_the_status_tells_a_missed_gate_and_the_results_are_written(
     assert json.loads(out.read_text("utf-8"))["gates"] == {"speed": [1.0, 2.0, passed]}
     page = out.with_suffix(".md").read_text("utf-8")
     assert "3 rows of 2 tokens" in page and "| speed |" in page
+
+
+def of_training() -> Report:
+    """Trainings that agree, as they are compared; steps take 1, 2, ... seconds."""
+    runs = {}
+    for name, (_, workers) in ddp_vs_zero2.SIDES.items():
+        ranks, halved = max(1, workers), name == ddp_vs_zero2.ZERO2
+        rank = {
+            "seconds": [1.0 + step for step in range(ddp_vs_zero2.WARM_UP + 3)],
+            "moment_bytes": 50 if halved else 100,
+            "optimizer_bytes": 50 if halved else 100,
+            "peak_bytes": 2.0**30,
+            "weights": "digest",
+        }
+        curve = [{"step": 1, "train_loss": 2.0, "train_kl": 1.0}, {"step": 1, "valid_kl": 0.5}]
+        runs[name] = {
+            "ranks": [dict(rank) for _ in range(ranks)],
+            "curve": curve,
+            "state_bytes": 1000,
+        }
+    return runs
+
+
+def judged(runs: Report) -> Report:
+    return ddp_vs_zero2.gates(ddp_vs_zero2.compare({name: [run] for name, run in runs.items()}))
 
 
 def of_matching() -> Report:
@@ -131,6 +156,7 @@ def of_gpu() -> Report:
 
 
 GATES: dict[str, tuple[Callable[[], Report], Callable[[Report], Report]]] = {
+    "training": (of_training, judged),
     "matching": (of_matching, matching.gates),
     "mining": (of_mining, mining.gates),
     "perplexity": (of_perplexity, perplexity.gates),
@@ -140,8 +166,12 @@ GATES: dict[str, tuple[Callable[[], Report], Callable[[Report], Report]]] = {
     **{on: (lambda on=on: of_step(on), distill_step.gates) for on in distill_step.ROWS},
 }
 LOOP = f"rule_sets/nested/sides/{matching.LOOP}"
+DDP, ZERO2 = ddp_vs_zero2.DDP, ddp_vs_zero2.ZERO2
 # What is measured, where another figure stands, the figure, the gates that it misses.
 WORSE: list[tuple[str, str, object, list[str]]] = [
+    ("training", f"{DDP}/curve/0/train_loss", 2.0004, ["loss_difference_of_tolerance"]),
+    ("training", f"{ZERO2}/ranks/1/weights", "another", ["ranks_equal"]),
+    ("training", f"{ZERO2}/ranks/0/moment_bytes", 100, ["zero2_moments_of_ddp"]),
     ("matching", "rule_sets/nested/tokenizing_share/median", 0.051, ["nested_of_tokenizing"]),
     ("matching", f"{LOOP}/ratio/median", 4.9, ["nested_times_python_loop"]),
     ("matching", "synthetic/bytes_per_rule/memory", 50.1, ["bytes_per_rule_memory"]),

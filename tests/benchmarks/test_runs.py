@@ -20,6 +20,12 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.docstring_corpus import held_out_text
 
 SMALL, OTHER = "umim-docs-llama", "umim-docs-gpt2"
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": 'def add(a, b):\n    """Return the sum of a and b."""\n',
+    "entry_point": "add",
+    "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
+}
 FILES: dict[str, Callable[[np.random.Generator], np.ndarray | str]] = {
     "zipf.npy": lambda rng: (300 + rng.zipf(1.3, 80 * SEGMENT) % 500).astype(np.uint32),
     # Text of the checkpoint's own rules, one after the other.
@@ -27,6 +33,7 @@ FILES: dict[str, Callable[[np.random.Generator], np.ndarray | str]] = {
         Checkpoint.load(SMALL).rules.ids_by_order[2].reshape(-1), SEGMENT
     ).astype(np.int32),
     "text.txt": lambda rng: held_out_text()[:20_000],
+    "humaneval.jsonl": lambda rng: json.dumps(HUMANEVAL),
 }
 QUICK = {
     "engine": f"--backbones {SMALL} --lengths 64 --batch-sizes 1 --new-tokens 4 --pairs 1 "
@@ -36,8 +43,11 @@ QUICK = {
     "perplexity": f"--backbones {SMALL} --length 32 --rows 1 --pairs 1 --device cpu",
     "preference_step": f"--checkpoints {OTHER} --questions 1 --context 32 --ending 4 --rounds 1 "
     "--device cpu",
+    "problems": f"--checkpoint {SMALL} --humaneval humaneval.jsonl --dtype float32",
 }
 FULL = {
+    "ddp_vs_zero2": "--ids zipf.npy --length 32 --segments 16 --valid-segments 2 --batch-size 4 "
+    "--steps 4 --rounds 1",
     "distill_step": "--ids rules.npy --shapes embedded --rows 1 --rounds 1",
     "matching": f"--ids zipf.npy --held-out {20 * SEGMENT} --rounds 2 --synthetic 100 100 100",
     "mining": "--ids zipf.npy --rounds 1 --counter-tokens 20000 --ray zipf.npy --ray-rounds 1",
@@ -89,6 +99,11 @@ def test_a_tiny_run(
     if name == "merged_quality":
         one, other = report["subjects"].values()
         assert one == other and 0 < one["prompt_saving"] < one["saving"] < 1
+    if name == "problems":
+        sides = report["sets"]["humaneval"]["sides"]
+        assert (
+            list(sides) == ["base", "umim", "truncation"] and sides["base"]["points"]["mean"] == 0
+        )
 
 
 @pytest.mark.full
@@ -108,4 +123,5 @@ def test_every_benchmark_is_run_here_or_has_tests_of_its_own() -> None:
     scripts = Path(str(sys.modules["benchmarks"].__path__[0])).glob("*.py")
     named = {path.stem for path in scripts if re.search("^BENCHMARK", path.read_text(), re.M)}
     elsewhere = {"answers", "calls", "generated_texts", "gpu", "positions"}  # next to this
+    elsewhere |= {"second_source"}
     assert named - elsewhere == {*QUICK, *FULL, "engines"}  # tests/serving

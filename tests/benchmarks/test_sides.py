@@ -29,6 +29,7 @@ from benchmarks.mining import Grams, make_sides
 from benchmarks.perplexity import measure as measure_perplexity
 from benchmarks.perplexity import rule_sets
 from benchmarks.preference_step import measure as measure_preference
+from benchmarks.problems import answer_all, solves_function, solves_word_problem
 from benchmarks.runner import Report
 from benchmarks.subjects import SEGMENT, Subject, random_subject, untrained_module
 from docs.make.results import benchmark_page
@@ -247,10 +248,47 @@ def test_every_method_realises_the_saving(tiny_umim: UMIM, name: str) -> None:
         answer_shortened(spans, prompt, 0.25, tiny_umim, new_tokens=3)
 
 
+@pytest.mark.parametrize(
+    ("answer", "counts"),
+    [
+        ("So the answer is 1004.", True),
+        ("First 3 apples. The answer is: $1,004.00", True),
+        ("12 apples, then 1,004 apples", True),
+        ("The Answer is, **1,004**", True),
+        ("The answer is 1003, not 1004", False),
+        ("The answer is -1004", False),
+        ("no number", False),
+    ],
+)
+def test_a_word_problem_counts_by_the_number_that_is_named_or_else_the_last(
+    answer: str, counts: bool
+) -> None:
+    assert solves_word_problem(answer, {"answer": "Two and two.\n#### 1,004"}) is counts
+
+
+def test_a_function_counts_by_its_tests_and_ends_at_the_next_statement() -> None:
+    row = {"prompt": "def one():\n", "entry_point": "one"}
+    row["test"] = "def check(candidate):\n    assert candidate() == 1\n"
+    assert solves_function("    return 1\nprint(1 / 0)", row)
+    assert not solves_function("    return 2", row)
+
+
 def test_points_are_paired_differences_to_the_base_model() -> None:
     base, own = [True, True, False, False], [True, False, False, False]
     assert points(own, base) == pytest.approx({"mean": -25.0, "std": 25.0})
     assert points(base, base) == {"mean": 0.0, "std": 0.0}
+
+
+def test_every_side_answers_every_problem_in_its_place(tiny_umim: UMIM) -> None:
+    texts = ["the of and to in is " * n for n in (9, 5, 7)]
+    rows = [{"prompt": text} for text in texts]
+    answers, saving = answer_all(tiny_umim, "humaneval", rows, 3, batch_size=2)
+    alone = [
+        tiny_umim.generate([text], max_new_tokens=3, do_sample=False, merge="none").text[0]
+        for text in texts
+    ]
+    assert answers["base"] == alone and set(answers) == {"base", "umim", "truncation"}
+    assert 0.0 <= saving < 1.0
 
 
 def test_merged_spans_stand_in_brackets_and_nothing_else_changes() -> None:

@@ -1,0 +1,291 @@
+"""DDP against ZeRO-2 on the CPU, and both against one process: a table, then one JSON line.
+
+    python -m benchmarks.ddp_vs_zero2 --out docs/results/ddp_vs_zero2.json
+
+Every side trains the same merge module on the same global batches, launched as the product
+launches it (Ray Train), one core per rank. Compared with one process over the joint batch: losses
+of the whole curve, the weights of the ranks; gradients are compared in the tests. Measured: seconds
+per step, optimiser state and peak memory per rank, bytes of a resume state.
+Gates: equal losses within the tolerance below; the optimiser state that ZeRO-2 holds per rank at
+two workers at most 0.8 of DDP's (moments are halved; with float32 weights its master copy is an
+extra).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.runner import (
+    Benchmark,
+    Gate,
+    Report,
+    at_least,
+    at_most,
+    fresh,
+    in_process,
+    peak_bytes,
+    ratio,
+    spread,
+)
+from benchmarks.subjects import CORPUS_OPTIONS, ids_file, open_ids
+from tasks.cluster.lease import ClusterLease
+from tasks.training.strategies import make_strategy
+from tasks.training.train_worker import launch_worker
+from umim_core.backbone.backbone import load_backbone
+from umim_core.config.recipe import ClusterConfig, DistillConfig
+from umim_core.config.rule_options import RuleOptions
+from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.module import MergeModule
+from umim_core.mining.counting import count_ngrams
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleOrigin, RuleSet
+from umim_core.store.artifacts import sha256_bytes, write_json
+from umim_core.store.publication import STATE
+from umim_core.text.token_ids import segment_borders
+from umim_core.training.loss import BatchLoss
+from umim_core.training.objectives import DistillObjective
+from umim_core.training.optimizer import Strategy
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_loop import train
+from umim_core.training.train_state import parameters_of
+
+WARM_UP: Final = 2  # steps that are not counted
+LOSSES: Final = ("train_loss", "train_kl", "valid_cross_entropy", "valid_kl")
+LOSS_TOLERANCE: Final = 1e-4  # of the loss; float32 sums in another order, enlarged by AdamW
+OPTIMIZER_SHARE: Final = 0.8
+MOMENT: Final = "exp_avg"  # both moments begin so
+JOINT, DDP, ZERO2 = "one process", "DDP, 2 workers", "ZeRO-2, 2 workers"
+SIDES: Final = {  # strategy and workers
+    JOINT: ("ddp", 0),
+    "DDP, 1 worker": ("ddp", 1),
+    "ZeRO-2, 1 worker": ("deepspeed", 1),
+    DDP: ("ddp", 2),
+    ZERO2: ("deepspeed", 2),
+}
+
+
+class Watch:
+    def __init__(self, inner: Strategy) -> None:
+        self._inner = inner
+        self._began = 0.0
+        self.tensors, self.load = inner.tensors, inner.load
+        self.seconds: list[float] = []
+
+    def loss(self, indices: Sequence[int]) -> BatchLoss:
+        self._began = time.perf_counter()
+        return self._inner.loss(indices)
+
+    def update(self, scaled: Tensor, learning_rate: float) -> float:
+        norm = self._inner.update(scaled, learning_rate)
+        self.seconds.append(time.perf_counter() - self._began)
+        return norm
+
+
+def train_measured(job: Report) -> dict[str, bool]:
+    """Train on this rank with one thread, and write what was measured.
+
+    The pieces are the product's: objective, strategy and loop. A job, plain data, names a backbone,
+    a folder of rules and rows, a strategy, a ``DistillConfig`` and the folder of what is written.
+    """
+    torch.set_num_threads(1)  # every rank has one core, one process too
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    data, out = Path(job["data"]), Path(job["out"])
+    config = DistillConfig.model_validate(job["config"])
+    backbone = load_backbone(job["backbone"])
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
+    objective = DistillObjective(
+        MergedModel(backbone, module, Matcher(RuleSet.load(data / "rules"))),
+        TokenRows.load(data / "train", 0),
+        TokenRows.load(data / "valid", 0),
+        config,
+        bf16=config.bf16,
+        batch_size=config.batch_size // world,
+    )
+    watch = Watch(make_strategy(job["strategy"], objective, config))
+    result = train(objective, watch, config, seed=0, state_dir=out / STATE)
+    weights = b"".join(value.numpy().tobytes() for value in parameters_of(module).values())
+    record = {
+        "seconds": watch.seconds,
+        "moment_bytes": sum(v.nbytes for k, v in watch.tensors().items() if MOMENT in k),
+        "optimizer_bytes": sum(value.nbytes for value in watch.tensors().values()),
+        "peak_bytes": peak_bytes(),
+        "weights": sha256_bytes(weights),
+    }
+    write_json(out / f"rank-{rank}.json", record)
+    if rank == 0:
+        write_json(out / "curve.json", result.progress.curve)
+        write_json(out / "summary.json", {"steps": result.progress.step})
+    return {"done": True}
+
+
+def prepare(ids: NDArray[np.integer], folder: Path, options: argparse.Namespace) -> Report:
+    """Write ``rules`` of all ids [T], and the rows ``train`` and ``valid`` of the first ones."""
+    length, wanted = options.length, options.segments + options.valid_segments
+    whole = len(ids) // length
+    if whole < wanted:
+        raise SystemExit(f"{wanted} segments of {length} tokens are needed; the ids hold {whole}")
+    flat = np.array(ids[: whole * length], dtype=np.int32)
+    counts = count_ngrams(flat, segment_borders(len(flat), length), options.tau)
+    rules = RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions(tau=options.tau)))
+    rules.save(folder / "rules")
+    rows = flat.reshape(-1, length)
+    parts = {"train": rows[: options.segments], "valid": rows[options.segments : wanted]}
+    for name, part in parts.items():
+        TokenRows.of_rows(part.tolist(), [length] * len(part)).save(folder / name)
+    return {"tokens": whole * length, "segment_length": length, "rules": len(rules)}
+
+
+def launch(strategy: str, workers: int, job: Report, lease: ClusterLease) -> None:
+    from benchmarks.ddp_vs_zero2 import train_measured  # workers import it by this name
+
+    out = Path(job["out"])
+    out.mkdir(parents=True)
+    if not workers:
+        fresh("ddp_vs_zero2", "train", job=job)
+        return
+    config = lease.config.model_copy(update={"workers": workers, "strategy": strategy})
+    lease.ensure()
+    with ClusterLease(config) as joined:  # the cluster that runs already
+        launch_worker(train_measured, job, out, joined)
+
+
+def read(out: Path, steps: int) -> Report:
+    """Return what the ranks of one training left."""
+    ranks = [json.loads(path.read_text("utf-8")) for path in sorted(out.glob("rank-*.json"))]
+    state = out / STATE / f"step-{steps:08d}"
+    return {
+        "ranks": ranks,
+        "curve": json.loads((out / "curve.json").read_text("utf-8")),
+        "state_bytes": sum(file.stat().st_size for file in state.iterdir()),
+    }
+
+
+def worst_loss(training: Report, joint: Report) -> float:
+    """Return the largest relative difference of a loss on the curve; infinite if a row lacks."""
+    if [sorted(row) for row in training["curve"]] != [sorted(row) for row in joint["curve"]]:
+        return float("inf")
+    return largest(
+        abs(row[name] / other[name] - 1.0)
+        for row, other in zip(training["curve"], joint["curve"], strict=True)
+        for name in LOSSES
+        if name in row
+    )
+
+
+def largest(values: Iterable[float]) -> float:
+    """Return the largest value, NaN if there is one: ``max`` might pass over it."""
+    return float(np.max(list(values)))
+
+
+def compare(runs: dict[str, list[Report]]) -> Report:
+    """Summarise all rounds of all sides; differences are those of the first round."""
+    joint = runs[JOINT][0]
+    seconds = {
+        name: [float(np.median(one["ranks"][0]["seconds"][WARM_UP:])) for one in runs[name]]
+        for name in runs
+    }
+    sides = {}
+    for name, rounds in runs.items():
+        first = rounds[0]
+        steps = [s for run in rounds for s in run["ranks"][0]["seconds"][WARM_UP:]]
+        sides[name] = {
+            "ranks": len(first["ranks"]),
+            "seconds_per_step": spread(steps),
+            "times_one_process": ratio(seconds, name, JOINT),
+            **{
+                kind: max(rank[kind] for run in rounds for rank in run["ranks"])
+                for kind in ("moment_bytes", "optimizer_bytes", "peak_bytes")
+            },
+            "state_bytes": first["state_bytes"],
+            "loss_difference": worst_loss(first, joint),
+            "ranks_equal": len({rank["weights"] for rank in first["ranks"]}) == 1,
+        }
+    return {"steps": len(joint["ranks"][0]["seconds"]), "sides": sides}
+
+
+def gates(report: Report) -> dict[str, Gate]:
+    sides: dict[str, Any] = report["sides"]
+    share = sides[ZERO2]["optimizer_bytes"] / sides[DDP]["optimizer_bytes"]
+    halves = sides[ZERO2]["moment_bytes"] / sides[DDP]["moment_bytes"]
+    loss = largest(side["loss_difference"] for side in sides.values())
+    return {
+        # In units of the tolerance, which four decimals would round away.
+        "loss_difference_of_tolerance": at_most(loss / LOSS_TOLERANCE, 1.0),
+        "ranks_equal": at_least(float(all(side["ranks_equal"] for side in sides.values())), 1.0),
+        "zero2_moments_of_ddp": at_most(halves, 0.51),
+        "zero2_optimizer_state_of_ddp": at_most(share, OPTIMIZER_SHARE),
+    }
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Train with every side in turn, forwards and backwards."""
+    if options.steps <= WARM_UP or options.batch_size % 2:
+        raise SystemExit(f"--steps must be above {WARM_UP} and --batch-size even")
+    config = DistillConfig(
+        max_steps=options.steps,
+        max_epochs=1000,
+        batch_size=options.batch_size,
+        validate_every=options.steps,
+        validation_rows=options.valid_segments,
+        checkpoint_every=options.steps,
+        bf16=False,
+    )
+    runs: dict[str, list[Report]] = {name: [] for name in SIDES}
+    with (
+        tempfile.TemporaryDirectory(prefix="umim-training-benchmark-") as name,
+        ClusterLease(ClusterConfig(cpus=2, workers=2, max_restarts=0)) as lease,
+    ):
+        folder = Path(name)
+        report["corpus"] = prepare(open_ids(ids_file(options), options.tokens), folder, options)
+        job = {"backbone": options.backbone, "data": name, "config": config.model_dump()}
+        for number in range(options.rounds):
+            for side in list(SIDES)[:: 1 if number % 2 == 0 else -1]:
+                strategy, workers = SIDES[side]
+                out = folder / f"{number}" / side.replace(" ", "-")
+                launch(strategy, workers, {**job, "strategy": strategy, "out": str(out)}, lease)
+                runs[side].append(read(out, options.steps))
+    report |= {"backbone": options.backbone, "batch_size": options.batch_size, **compare(runs)}
+    report["tolerances"] = {"loss": LOSS_TOLERANCE}
+
+
+def equal(report: Report) -> bool:
+    """Return whether all sides trained the same, within the tolerances."""
+    names = ("loss_difference_of_tolerance", "ranks_equal")
+    return all(report["gates"][name][2] for name in names)
+
+
+BENCHMARK: Final = Benchmark(
+    name="ddp_vs_zero2",
+    doc=__doc__,
+    libraries=("deepspeed", "ray", "torch", "transformers"),
+    options=CORPUS_OPTIONS
+    | {
+        "backbone": "umim-docs-llama",
+        "tau": 5,
+        "length": 256,
+        "segments": 64,
+        "valid_segments": 4,
+        "batch_size": 8,
+        "steps": 12,
+        "rounds": 3,
+    },
+    measure=run,
+    gates=gates,
+    equal=equal,
+)
+
+if __name__ == "__main__":
+    in_process({"train": train_measured}, BENCHMARK.main)
