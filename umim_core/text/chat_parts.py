@@ -348,7 +348,7 @@ class _Marks:
             ):
                 place = same.place(at, at + len(core))
                 if place is not None:
-                    places += _unspelled(core, place[0]) if role == _SCHEMA else [place]
+                    places += schema_places(core, place[0]) if role == _SCHEMA else [place]
                     raw.discard(number)
         unmerged = _SCHEMAS if raw or (keyed and len(written) < len(self._tools)) else ""
         if any(self._cores[number][0] != _SCHEMA for number in raw):
@@ -386,7 +386,7 @@ class _Same:
         return None
 
 
-def _unspelled(schema: str, start: int) -> list[Place]:
+def schema_places(schema: str, start: int = 0) -> list[Place]:
     """Return the places of a schema, which begins at ``start``, between what calls must spell."""
     spelled = sorted(_spelled(schema))
     borders = [0, *(border for place in spelled for border in place), len(schema)]

@@ -10,7 +10,8 @@ No model is read. Spans are counted in four fifths of the conversations and matc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from umim_core.errors import CorpusError, require
 from umim_core.mining.mine import candidate_spans, excluded_ids
 from umim_core.mining.span_choice import choose_spans
 from umim_core.rules.matcher import Matcher
+from umim_core.text.chat_parts import Place, encode_parts, schema_places
 from umim_core.text.token_ids import MAX_TOKEN_ID, Ids, flat
 from umim_core.text.tokens import tokenize_parts
 from umim_core.traffic.requests import Piece, Request
@@ -120,22 +122,33 @@ class TrafficReport:
 
 
 @dataclass(frozen=True)
+class _Text:
+    """A piece of a prompt in ids, with the tokens that may merge; what calls must spell may not."""
+
+    piece: Piece
+    ids: Ids
+    parts: Sequence[Place]
+
+    def segments(self, start: int = 0) -> Iterable[Ids]:
+        """Yield the ids that may merge, from a token on."""
+        rest = (self.ids[max(first, start) : end] for first, end in self.parts)
+        return (ids for ids in rest if self.piece.role != RAW and len(ids) > 1)
+
+
+@dataclass(frozen=True)
 class _Read:
-    """A request in ids: its pieces, and how many of its first tokens a prefix cache serves."""
+    """A request in ids: its texts, and how many of its first tokens a prefix cache serves."""
 
     conversation: str
-    prompt: tuple[tuple[Piece, Ids], ...]
+    prompt: tuple[_Text, ...]
     cached: int
     reply: int
 
     def segments(self, start: int = 0) -> Iterable[tuple[str, Ids]]:
-        """Yield role and ids of every piece that may merge, from a token of the prompt on."""
-        at = 0
-        for piece, ids in self.prompt:
-            rest = ids[max(0, start - at) :]
-            at += len(ids)
-            if piece.role != RAW and len(rest) > 1:
-                yield piece.role, rest
+        """Yield role and ids of all that may merge, from a token of the prompt on."""
+        for text in self.prompt:
+            yield from ((text.piece.role, ids) for ids in text.segments(start))
+            start -= len(text.ids)
 
 
 def traffic_report(
@@ -152,10 +165,10 @@ def traffic_report(
     has_digit[list(digits)] = True
     numbers = 0
     for request in read:
-        for piece, ids in request.prompt:
-            kinds = tokens.setdefault(piece.role, {})
-            kinds[piece.content] = kinds.get(piece.content, 0) + len(ids)
-            numbers += int(has_digit[ids].sum())
+        for text in request.prompt:
+            kinds, content = tokens.setdefault(text.piece.role, {}), text.piece.content
+            kinds[content] = kinds.get(content, 0) + len(text.ids)
+            numbers += int(has_digit[text.ids].sum())
     total = sum(sum(kinds.values()) for kinds in tokens.values())
     require(total > 0, CorpusError, "requests must hold tokens", "none", "Check the tokenizer.")
     order = list(dict.fromkeys(request.conversation for request in read))
@@ -207,15 +220,26 @@ def _read(requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase) -> li
             parts = []
     known: set[int] = set()
     read: list[_Read] = []
+
+    @cache
+    def text_of(piece: Piece) -> _Text:
+        ids = ids_of[piece.text]
+        places: Sequence[Place] = [(0, len(ids))]
+        if piece.role == "tools":
+            places = encode_parts(tokenizer, piece.text, schema_places(piece.text))[1]
+        return _Text(piece, ids, places)
+
     for request in requests:
-        prompt = tuple((piece, ids_of[piece.text]) for piece in request.prompt)
+        prompt = tuple(map(text_of, request.prompt))
         reply = sum(len(ids_of[piece.text]) for piece in request.reply)
-        if len(prompt) == 1 and prompt[0][0].role == "text" and len(prompt[0][1]) > _LONG:
-            (piece, ids), place = prompt[0], request.conversation
-            parts = np.split(ids, range(_LONG, len(ids), _LONG))
-            read += [_Read(f"{place} {n}", ((piece, p),), 0, 0) for n, p in enumerate(parts)]
+        if len(prompt) == 1 and prompt[0].piece.role == "text" and len(prompt[0].ids) > _LONG:
+            text, place = prompt[0], request.conversation
+            parts = np.split(text.ids, range(_LONG, len(text.ids), _LONG))
+            for n, ids in enumerate(parts):
+                part = replace(text, ids=ids, parts=[(0, len(ids))])
+                read.append(_Read(f"{place} {n}", (part,), 0, 0))
             continue
-        whole = np.concatenate([ids for _, ids in prompt])
+        whole = np.concatenate([text.ids for text in prompt])
         read.append(_Read(request.conversation, prompt, _cached(whole, known), reply))
     return read
 
@@ -238,15 +262,19 @@ def _savings(
     tokenizer: PreTrainedTokenizerBase,
 ) -> Iterable[Saving]:
     """Choose spans in the conversations that are not held out; measure them in those that are."""
-    seen: dict[tuple[str, bytes], Ids] = {}  # every text of a conversation once
+    seen: dict[tuple[str, bytes], _Text] = {}  # every text of a conversation once
     for request in read:
         if request.conversation not in held:
-            for _, ids in request.segments():
-                seen.setdefault((request.conversation, ids.tobytes()), ids)
-    texts = list(seen.values())
+            for text in request.prompt:
+                seen.setdefault((request.conversation, text.ids.tobytes()), text)
+    texts = [ids for text in seen.values() for ids in text.segments()]
     step = -(-sum(map(len, texts)) // _CHOICE_TOKENS)  # of a large log evenly spread texts
     rules, ids, offsets = candidate_spans(texts[:: max(1, step)], tokenizer, LONGEST[-1])
-    total = sum(len(i) for request in unseen for _, i in request.prompt)
+    of_role: dict[str, int] = {}
+    for request in unseen:
+        for text in request.prompt:
+            of_role[text.piece.role] = of_role.get(text.piece.role, 0) + len(text.ids)
+    total = sum(of_role.values())
     if not total:
         return
     prompts = [pair for request in unseen for pair in request.segments()]
@@ -258,7 +286,6 @@ def _savings(
             chosen = choose_spans(chosen, ids, offsets, rows)
             matcher = Matcher(chosen)
             by_role = _saved(matcher, prompts)
-            of_role = {role: sum(len(i) for r, i in prompts if r == role) for role in by_role}
             yield Saving(
                 longest=longest,
                 rows=rows,

@@ -297,7 +297,9 @@ def _tell_time(
     trials = (1 + len(SHORTEST)) * min(_CHOOSING, -(-len(trained) // _VALID))
     times = {
         "training": token * read * float(np.mean(sizes)),
-        "choice at most": token * trials * float(np.mean([len(x.prompt) + len(x.reply) for x in trained])),
+        "choice at most": token
+        * trials
+        * float(np.mean([len(x.prompt) + len(x.reply) for x in trained])),
         "comparison": 2 * (token * compared + alone * REPLY * len(held[:_GREEDY])),
     }
     for name, place in {"training": trained_place, "choice at most": chosen_place}.items():
