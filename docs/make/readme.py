@@ -80,11 +80,11 @@ def _calls(model: str) -> tuple[str, ...]:
     config = read_config(resolve_checkpoint(_CALLS[model]))
     layers = int(config.backbone_model.config["num_hidden_layers"])
     return (
-        f"{model}: calls kept, unseen functions, {_percent(umim['tools_saved'])} of schemas",
+        f"{model}: calls kept, schemas {_percent(umim['tools_saved'])} shorter",
         str(umim["kept"][1]),
-        f"{umim['kept'][0]} ({_kept(umim)})",
+        f"{umim['kept'][0]} ({_percent(umim['kept'][0] / umim['kept'][1])})",
         _kept(cut) if cut else DASH,
-        f"{_kept(white)} no white space, {_percent(white['tools_saved'])} saved" if white else DASH,
+        f"{_kept(white)} no white space" if white else DASH,
         _percent(umim["saved"] * (layers - config.merge_depth) / layers),
     )
 
@@ -95,7 +95,7 @@ def _sides_of_calls(model: str) -> dict[str, Report]:
 
 
 def _kept(side: Report) -> str:
-    return _percent(side["kept"][0] / side["kept"][1])
+    return "{} of {}".format(*side["kept"])
 
 
 def _second_halves(points: Sequence[Report]) -> tuple[str, ...]:
@@ -172,31 +172,28 @@ def readme_words() -> str:
         for model in _CALLS
         for side in [_sides_of_calls(model)["base"]]
     ]
-    few = _sides_of_calls(_LARGE)["cut"]["questions"]
+    white = _sides_of_calls(_LARGE)["no white space"]
     umim, truncation = (
         _percent(1 - small["chats"]["sides"][side]["kept"] / small["chats"]["accepted"])
         for side in (_SIDE, "truncation")
     )
-    cases = _read("engine-smollm2")["cases"]
-    short, long = (cases[f"bfloat16, 1 x {tokens}"]["phases"]["prefill"] for tokens in (1024, 4096))
+    engines = _read("engines")
+    llama, vllm = (engines["gates"][f"{name}, CPU"][0] for name in ("llama.cpp's server", "vLLM"))
     answers = (
-        f"**{_LARGE}** keeps {chats['kept']} of {large['chats']['accepted']} answers to chats "
-        f"({_percent(chats['same'])} word for word), but {pages['kept']} of "
-        f"{large['documents']['accepted']} to questions on pages ({_percent(pages['same'])}). "
-        f"**{_SMALL}** loses {umim} of its answers to chats, truncation {truncation}: it shows the "
-        "method, no more."
+        f"{_percent(chats['same'])} (chats) and {_percent(pages['same'])} (documents) of "
+        f"{_LARGE}'s answers stay word for word. **{_SMALL}** loses {umim} of its answers to "
+        f"chats, truncation {truncation}: it shows the method, no more."
     )
     calls = (
-        f"**Calls**: base models are right on {' and '.join(right)} questions on functions that no "
-        "training saw. A call is kept if function and arguments are right, as the Berkeley "
-        f"leaderboard compares them. Other methods were asked {few} of them; truncation cuts each "
-        "schema."
+        f"**Calls**: base models are right on {' and '.join(right)} questions on functions that "
+        f"no training saw. Other methods were asked {white['questions']}. Try JSON without white "
+        f"space first: it saves {_percent(white['tools_saved'])} of the schemas in any engine."
     )
     time = (
-        f"**Time.** {_SMALL} in the paper's form reads 1,024 tokens {short['speedup']:.2f} times "
-        f"as fast ({short['bound']:.2f} is possible), 4,096 {long['speedup']:.2f} times "
-        f"({long['bound']:.2f}; [bfloat16, two CPU threads](docs/results/engine-smollm2.md)). "
-        "`umim bench -c CHECKPOINT` times your machine and says from which length it pays."
+        f"**Time** to the first token, {_SMALL} on one CPU thread: with "
+        f"{_percent(engines['token_reduction'])} of the tokens saved vLLM is {vllm:.2f} and "
+        f"llama.cpp's server {llama:.2f} times as fast ([engines](docs/results/engines.md)). `umim "
+        "bench` times your machine."
     )
     return (
         "\n\n".join(
