@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -151,7 +152,8 @@ def encode() -> Callable[[str], list[int]]:
     if not file.is_file():
         pytest.skip(f"the GPT-2 tokenizer is not at {file}")
     tokenizer = Tokenizer.from_file(str(file))
-    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+    # Each text once: every threshold asks for all of them again.
+    return cache(lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def options(tau: int, **changes: object) -> RuleOptions:

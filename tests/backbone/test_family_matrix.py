@@ -87,9 +87,9 @@ def exact_steps(
     """Options whose observer compares every step of rows that begin with parts."""
 
     def compare(forward: Forward) -> None:
-        for b, known in enumerate(parts):
-            written = [*known, list(forward.generated[b])]
-            expected, units = from_scratch(backbone, module, matcher, written, positions)
+        prompts = [(matcher, [*known, list(forward.generated[b])]) for b, known in enumerate(parts)]
+        found = from_scratch(backbone, module, prompts, positions)
+        for b, (expected, units) in enumerate(found):
             assert forward.lengths[b] == units
             assert float((forward.logits[b] - expected).abs().max()) < TOLERANCE
 
@@ -185,11 +185,11 @@ def test_scores_equal_one_forward_per_continuation(
     )
     for context, row, scores in zip(contexts, endings, found, strict=True):
         for ids, score in zip(row, scores, strict=True):
-            parts = [context.tolist()]
-            for token, ours in zip(ids, score.log_probs.tolist(), strict=True):
-                logits, _ = from_scratch(backbone, module, matcher, parts, positions)
-                assert abs(ours - float(logits.double().log_softmax(-1)[token])) < TOLERANCE
-                parts.append([token])
+            known = [context.tolist(), *([token] for token in ids)]
+            prompts = [(matcher, known[: 1 + k]) for k in range(len(ids))]
+            steps = from_scratch(backbone, module, prompts, positions)
+            for token, ours, (logits, _) in zip(ids, score.log_probs, steps, strict=True):
+                assert abs(ours - logits.double().log_softmax(-1)[token]) < TOLERANCE
 
 
 @pytest.mark.parametrize("family", REFUSED)

@@ -193,9 +193,9 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
             prefix = row[: t + 1].tolist()
             if matcher.segment(row[: t + 1])[1].max() == 1:
                 continue  # nothing merged yet
-            parts = (backbone, module, matcher, [prefix], unit_positions)
+            ((student, _),) = from_scratch(backbone, module, [(matcher, [prefix])], unit_positions)
             teacher = base.model(torch.tensor([prefix])).logits[0, -1]
-            values = row_metrics(teacher[None], from_scratch(*parts)[0][None])
+            values = row_metrics(teacher[None], student[None])
             states.append(values)
             aligned += [values] if t in unit_ends else []
             by_row[-1] += [values] if t in unit_ends else []

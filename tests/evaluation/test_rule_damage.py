@@ -66,9 +66,10 @@ def by_hand(merged_model: MergedModel, rows: list[np.ndarray], window: int) -> D
             if not merged:
                 continue
             start, length = merged[-1]
-            parts = (backbone, merged_model.module, matcher, [prefix.tolist()])
+            prompt = (matcher, [prefix.tolist()])
+            ((student, _),) = from_scratch(backbone, merged_model.module, [prompt])
             teacher = backbone.model(torch.tensor(prefix)[None]).logits[0, -1]
-            kl = row_metrics(teacher[None], from_scratch(*parts)[0][None])["kl"]
+            kl = row_metrics(teacher[None], student[None])["kl"]
             found[tuple(prefix[start : start + length].tolist())][2] += float(kl)
     return found
 

@@ -10,6 +10,7 @@ from support.engine_matrix import (
     CONFIGS,
     SAMPLED,
     VOCAB,
+    Prompt,
     build,
     cheap_rules,
     from_scratch,
@@ -58,20 +59,21 @@ def merged_model(backbone: Backbone, matcher: Matcher, form: str, rule_rows: boo
     return placed(MergedModel(backbone, module, matcher), form)
 
 
-def recomputed(
-    model: MergedModel, matchers: list[Matcher], parts: list[list[int]]
-) -> tuple[torch.Tensor, int]:
-    """Logits behind parts that are matched apart, and the units they make."""
+def recomputed(model: MergedModel, prompts: list[Prompt]) -> list[tuple[torch.Tensor, int]]:
+    """Logits behind each prompt's parts, which are matched apart, and the units they make."""
     backbone = model.backbone
     if not model.merge_depth:
-        module, positions = model.require_module(), model.unit_positions
-        return from_scratch(backbone, module, matchers, parts, positions)
-    units, ids = [], list[int]()
-    for matcher, part in zip(matchers, parts, strict=True):
-        cut = zip(*matcher.segment(torch.tensor(part, dtype=torch.int64).numpy()), strict=True)
-        units += [(len(ids) + int(start), int(length)) for start, length in cut]
-        ids += part
-    return backbone.head(oracle_states(model, ids, units)[-1]), len(units)
+        return from_scratch(backbone, model.require_module(), prompts, model.unit_positions)
+    found = []
+    for matchers, parts in prompts:
+        units, ids = [], list[int]()
+        assert not isinstance(matchers, Matcher)
+        for matcher, part in zip(matchers, parts, strict=True):
+            cut = zip(*matcher.segment(np.array(part, dtype=np.int64)), strict=True)
+            units += [(len(ids) + int(start), int(length)) for start, length in cut]
+            ids += part
+        found.append((backbone.head(oracle_states(model, ids, units)[-1]), len(units)))
+    return found
 
 
 @pairwise(
@@ -101,23 +103,20 @@ def test_engine_equals_recompute(
     model = merged_model(build(name, dtype, attention), matcher, form, rule_rows)
     parts: list[list[list[int]]] = [[] for _ in range(rows)]
     by: list[list[Matcher]] = [[] for _ in range(rows)]
-    compared, chosen = 0, dict[int, list[int]]()
+    prompts, steps = list[Prompt](), list[tuple[torch.Tensor, int]]()
+    chosen = dict[int, list[int]]()
 
-    def compare(forward: Forward) -> None:
-        nonlocal compared
+    def keep(forward: Forward) -> None:
         for b in range(rows):
             assert forward.running[b]
-            made = chosen[b] = list(forward.generated[b])
-            expected, units = recomputed(model, [*by[b], decoding], [*parts[b], made])
-            assert forward.lengths[b] == units
-            error = float((forward.logits[b] - expected).abs().max())
-            assert error <= max(tolerance, 1e-5 if turns > 1 else 0), (b, made, error)
-            compared += 1
+            chosen[b] = list(forward.generated[b])
+            prompts.append(([*by[b], decoding], [*parts[b], chosen[b]]))
+            steps.append((forward.logits[b].clone(), forward.lengths[b]))
 
     output: Generation | None = None
     for turn in range(turns):
-        prompts = random_prompts(5 + turn, rows, 2 if few else VOCAB)
-        for b, prompt in enumerate(prompts):
+        asked = random_prompts(5 + turn, rows, 2 if few else VOCAB)
+        for b, prompt in enumerate(asked):
             if output is not None:  # it was not fed; no rule crosses into the new turn
                 parts[b].append([output.rows[b].ids[-1]])
             parts[b] += tail_apart(prompt, raw_tail)
@@ -129,10 +128,10 @@ def test_engine_equals_recompute(
             seed=turn,
             raw_tail=raw_tail,
             decode_max_damage=damage,
-            observer=compare,
+            observer=keep,
         )
         past = None if output is None else output.state
-        output = Engine(model).generate(prompts, options, past=past)
+        output = Engine(model).generate(asked, options, past=past)
         for b, row in enumerate(output.rows):
             assert row.ids[:-1] == tuple(chosen[b])  # no merge altered what was chosen
             spans = [
@@ -142,7 +141,10 @@ def test_engine_equals_recompute(
             assert row.generated_spans == tuple((s, n) for s, n in spans if n > 1)
             parts[b].append(list(row.ids[:-1]))
             by[b].append(decoding)
-    assert compared == turns * new * rows
-    assert output is not None
+    assert output is not None and len(steps) == turns * new * rows
+    for (_, said), step, found in zip(prompts, steps, recomputed(model, prompts), strict=True):
+        assert step[1] == found[1]
+        error = float((step[0] - found[0]).abs().max())
+        assert error <= max(tolerance, 1e-5 if turns > 1 else 0), (said, error)
     if turns == 1:  # something was rolled back
         assert any(row.gen_kv_reduction > 0 for row in output.rows)

@@ -120,8 +120,8 @@ def compared(
             if not forward.running[b]:
                 continue
             made = forward.generated[b]
-            parts = [case.prompt, made]
-            expected, units = from_scratch(backbone, module, matcher, parts, unit_positions)
+            prompt = (matcher, [case.prompt, made])
+            ((expected, units),) = from_scratch(backbone, module, [prompt], unit_positions)
             assert int(forward.lengths[b]) == units == case.lengths[len(made)]
             assert float((forward.logits[b] - expected).abs().max()) <= tolerance, made
             seen += 1

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedConfig
 
 from support.merged_models import placed
@@ -152,35 +153,45 @@ def tail_apart(prompt: Sequence[int], raw_tail: int) -> list[list[int]]:
     return [ids[:border], *([token] for token in ids[border:])]
 
 
+Prompt = tuple[Matcher | Sequence[Matcher], Sequence[Sequence[int]]]
+
+
 def from_scratch(
     backbone: Backbone,
     module: MergeModule,
-    matcher: Matcher | Sequence[Matcher],
-    parts: Sequence[Sequence[int]],
+    prompts: Sequence[Prompt],
     unit_positions: UnitPositions = "compact",
-) -> tuple[Tensor, int]:
-    """Logits after parts that are matched apart, in one fresh forward, and the units they make.
+) -> list[tuple[Tensor, int]]:
+    """Logits after each prompt, from one fresh forward of them all, and the units that it makes.
 
-    ``matcher`` is one for all parts or one a part.
+    A prompt is parts that are matched apart, by one matcher or one a part. Nothing looks ahead: the
+    padding behind a prompt is never seen.
     """
-    units, ends, raw = [], [], 0
-    matchers = [matcher] * len(parts) if isinstance(matcher, Matcher) else matcher
-    for ids, matcher in zip(parts, matchers, strict=True):
-        array = np.array(ids, dtype=np.int64)
-        for start, length in zip(*matcher.segment(array), strict=True):
-            own = torch.tensor(array[start : start + length])
-            span, size = backbone.embed(own), torch.tensor([length])
-            units.append(span if length == 1 else module(span[None], size, own[None]))
-            ends.append(raw + int(start + length) - 1)
-        raw += len(array)
-    positions = list(range(len(units))) if unit_positions == "compact" else ends
+    made: dict[tuple[int, ...], Tensor] = {}
+    rows, places = list[Tensor](), list[Tensor]()
+    for matcher, parts in prompts:
+        units, ends, raw = [], [], 0
+        matchers = [matcher] * len(parts) if isinstance(matcher, Matcher) else matcher
+        for ids, own in zip(parts, matchers, strict=True):
+            array = np.array(ids, dtype=np.int64)
+            for start, length in zip(*own.segment(array), strict=True):
+                span = torch.tensor(array[start : start + length])
+                if (key := tuple(span.tolist())) not in made:
+                    unit, size = backbone.embed(span), torch.tensor([length])
+                    made[key] = unit if length == 1 else module(unit[None], size, span[None])
+                units.append(made[key])
+                ends.append(raw + int(start + length) - 1)
+            raw += len(array)
+        rows.append(torch.cat(units))
+        places.append(torch.tensor(range(len(units)) if unit_positions == "compact" else ends))
+    sizes = [len(row) for row in rows]
     logits = backbone.model(
-        inputs_embeds=torch.cat(units)[None],
-        position_ids=torch.tensor([positions]),
+        inputs_embeds=pad_sequence(rows, batch_first=True),
+        position_ids=pad_sequence(places, batch_first=True),
         # Without a mask transformers takes jumps between positions for packed sequences.
-        attention_mask=torch.ones(1, len(units)),
+        attention_mask=pad_sequence([torch.ones(size) for size in sizes], batch_first=True),
     ).logits
-    return logits[0, -1], len(units)
+    return [(logits[b, size - 1], size) for b, size in enumerate(sizes)]
 
 
 @torch.no_grad()
@@ -191,9 +202,11 @@ def log_probs_from_scratch(
     ids: NDArray[np.int64],
     unit_positions: UnitPositions = "compact",
 ) -> Tensor:
-    """Log-probability of every token behind the first: one forward each, over what is before it."""
-    scores = [torch.zeros(0, dtype=torch.float64)]
-    for target in range(1, len(ids)):
-        logits, _ = from_scratch(backbone, module, matcher, [ids[:target].tolist()], unit_positions)
-        scores.append(logits.double().log_softmax(-1)[ids[target]][None])
-    return torch.cat(scores)
+    """Log-probability of every token behind the first, from what is before it alone."""
+    prompts: list[Prompt] = [(matcher, [ids[:target].tolist()]) for target in range(1, len(ids))]
+    if not prompts:
+        return torch.zeros(0, dtype=torch.float64)
+    logits = torch.stack(
+        [row for row, _ in from_scratch(backbone, module, prompts, unit_positions)]
+    )
+    return logits.double().log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
