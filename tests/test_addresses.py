@@ -85,7 +85,6 @@ def test_a_root_without_credentials_is_read(address: str, monkeypatch: pytest.Mo
     ("command", "variables"),
     [
         ("flows store ls", {"UMIM_ROOT": f"s3://AKIAX:{SECRET}@bucket/p"}),
-        ("flows store ls", {"UMIM_ROOT": f"s3://bucket/p?secret={SECRET}"}),
         (
             "flows store ls",
             {

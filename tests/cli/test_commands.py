@@ -11,7 +11,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -20,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from support.command_line import Umim, document
 from support.merge_modules import give_rows
 from support.merged_models import fresh_model
-from support.servers import COMPLETIONS, Served, piece
+from support.servers import COMPLETIONS, HTTP, Served, piece
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.devices import fastest_dtype
@@ -326,9 +325,9 @@ def test_a_server_that_is_ended_lets_its_streams_end(monkeypatch: pytest.MonkeyP
     body = {"prompt": "Return a private thing", "max_tokens": 40, "temperature": 0, "stream": True}
     key = {"authorization": "Bearer secret"}
     try:
-        assert httpx.get(server.url + "/v1/models").status_code == 401
+        assert HTTP.get(server.url + "/v1/models").status_code == 401
         text, lines = "", 0
-        with httpx.stream(
+        with HTTP.stream(
             "POST", server.url + COMPLETIONS, json=body, headers=key, timeout=120
         ) as answer:
             for line in answer.iter_lines():

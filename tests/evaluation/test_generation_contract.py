@@ -129,6 +129,12 @@ def made(name: str) -> tuple[Models, list[Instance]]:
     return models, models.requests(until=until)
 
 
+@cache
+def texts_of_hf(name: str, batch_size: int) -> list[str]:
+    models, requests = made(name)
+    return models.hf(batch_size).generate_until(requests)
+
+
 def pairs() -> list[object]:
     """All combinations of case, merge and batch size; half of them hold every pair."""
     return [
@@ -142,7 +148,7 @@ def pairs() -> list[object]:
 @pytest.mark.parametrize(("name", "merge", "batch_size"), pairs())
 def test_without_rules_texts_are_those_of_hf(name: str, merge: str, batch_size: int) -> None:
     models, requests = made(name)
-    theirs = models.hf(models.case.batch_of_hf or batch_size).generate_until(requests)
+    theirs = texts_of_hf(name, models.case.batch_of_hf or batch_size)
     size = 1 if merge == "none" and models.case.batch_of_hf else batch_size
     assert models.ours(merge, size).generate_until(requests) == theirs
     assert len(set(theirs)) > 1

@@ -19,6 +19,7 @@ from support.ngram_oracle import (
     flat,
     oracle,
 )
+from support.pairwise import pairwise
 from support.token_artifacts import write_documents
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import CorpusError
@@ -49,11 +50,13 @@ def test_docstring_example() -> None:
     assert as_dict(count_ngrams(*flat([[1, 2, 3, 1, 2]]), 2)) == {(1, 2): 2}
 
 
-@pytest.mark.parametrize("tau", [1, 2, 5])
-@pytest.mark.parametrize("length", [2, 3, 4, 7, 512])
-@pytest.mark.parametrize("base", [0, MAX_TOKEN_ID - 6], ids=["low-ids", "high-ids"])
-@pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("longest", [2, 3, 4, 5, 16])
+@pairwise(
+    tau=[1, 2, 5],
+    length=[2, 3, 4, 7, 512],
+    base=[0, MAX_TOKEN_ID - 6],
+    threads=THREADS,
+    longest=[2, 3, 4, 5, 16],
+)
 def test_equals_counter(
     tau: int, length: int, base: int, threads: int, longest: int, rng: np.random.Generator
 ) -> None:

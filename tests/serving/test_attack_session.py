@@ -19,7 +19,7 @@ import httpx
 import psutil
 import pytest
 
-from support.servers import CHAT, CHATML, COMPLETIONS, Served, metric, wait_for
+from support.servers import CHAT, CHATML, COMPLETIONS, HTTP, Served, metric, wait_for
 
 CHATS: Final = 400
 IDLE: Final = 300
@@ -65,7 +65,7 @@ def watched(server: Served, name: str) -> Iterator[None]:
     def ask() -> None:
         while not statuses or not done.wait(0.1):  # once at least, however short the attack is
             began = time.monotonic()
-            statuses.append(httpx.get(server.url + "/health", timeout=60).status_code)
+            statuses.append(HTTP.get(server.url + "/health").status_code)
             seconds.append(time.monotonic() - began)
 
     asking = threading.Thread(target=ask)
@@ -135,7 +135,7 @@ def test_idle_connections_keep_nobody_out(server: Served) -> None:
             idle[-1].sendall(heads[number % 3])
         time.sleep(10)
         asked = {"prompt": "The shape", "max_tokens": 1}
-        assert httpx.post(server.url + COMPLETIONS, json=asked, timeout=60).status_code == 200
+        assert HTTP.post(server.url + COMPLETIONS, json=asked).status_code == 200
     for client in idle:
         client.close()
 
@@ -191,9 +191,7 @@ def test_long_prompts_are_refused_while_others_are_answered(
         answers: list[httpx.Response] = []
         asking = [
             threading.Thread(
-                target=lambda: answers.append(
-                    httpx.post(server.url + path, content=body, timeout=240)
-                )
+                target=lambda: answers.append(HTTP.post(server.url + path, content=body))
             )
             for _ in range(4)
         ]
@@ -203,7 +201,7 @@ def test_long_prompts_are_refused_while_others_are_answered(
         while any(thread.is_alive() for thread in asking):
             began = time.monotonic()
             small = {"prompt": "a", "max_tokens": 1}
-            assert httpx.post(server.url + COMPLETIONS, json=small, timeout=240).status_code == 200
+            assert HTTP.post(server.url + COMPLETIONS, json=small).status_code == 200
             slowest = max(slowest, time.monotonic() - began)
         print(f"others: {slowest:.2f} s at most")
         assert slowest < HEALTH_SECONDS

@@ -18,7 +18,17 @@ import psutil
 import pytest
 
 from support.served_models import exported_server, gateway
-from support.servers import CHAT, COMPLETIONS, QUESTIONS, Served, in_thread, metric, post, wait_for
+from support.servers import (
+    CHAT,
+    COMPLETIONS,
+    HTTP,
+    QUESTIONS,
+    Served,
+    in_thread,
+    metric,
+    post,
+    wait_for,
+)
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError
 from umim_core.rules.ruleset import RuleSet
@@ -50,9 +60,9 @@ def test_an_engine_that_dies_and_comes_back(export: Path) -> None:
         body = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 4}
         with in_thread(gateway(upstream.url, export).app(None)) as url:
             assert post(url, CHAT, **body).status_code == 200
-            assert httpx.get(url + "/health").status_code == 200
+            assert HTTP.get(url + "/health").status_code == 200
             long = {**body, "max_tokens": 1000, "temperature": 0.5, "stream": True}
-            with httpx.stream("POST", url + CHAT, json=long, timeout=240) as answer:
+            with HTTP.stream("POST", url + CHAT, json=long) as answer:
                 lines = answer.iter_lines()
                 next(lines)
                 upstream.process.send_signal(signal.SIGKILL)
@@ -60,12 +70,12 @@ def test_an_engine_that_dies_and_comes_back(export: Path) -> None:
             assert '"code":"upstream_unreachable"' in last
             upstream.end()
             for path in (CHAT, "/health"):
-                answer = post(url, path, **body) if path == CHAT else httpx.get(url + path)
+                answer = post(url, path, **body) if path == CHAT else HTTP.get(url + path)
                 assert answer.status_code == 502
                 assert answer.json()["error"]["code"] == "upstream_unreachable"
             with in_thread(exported_server(export).app(None), int(upstream.url.rpartition(":")[2])):
                 assert post(url, CHAT, **body).status_code == 200
-                assert httpx.get(url + "/health").json() == {"status": "ok"}
+                assert HTTP.get(url + "/health").json() == {"status": "ok"}
     finally:
         upstream.process.kill()
         upstream.end()
@@ -78,7 +88,7 @@ def test_a_client_that_goes_ends_the_engines_work(export: Path) -> None:
     ):
         body = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 1000}
         body |= {"temperature": 0.5, "stream": True}
-        with httpx.stream("POST", url + CHAT, json=body, timeout=240) as answer:
+        with HTTP.stream("POST", url + CHAT, json=body) as answer:
             next(answer.iter_lines())
         wait_for(upstream, "umim_rows_running", 0)
         assert metric(upstream, "umim_generated_tokens_total") < 1000
@@ -163,10 +173,10 @@ ODD = [
 def test_what_cannot_be_translated_is_502(pair: tuple[OddEngine, str], body: bytes) -> None:
     engine, url = pair
     engine.answers[COMPLETIONS] = plain(body)
-    answer = httpx.post(url + CHAT, json={"messages": [USER]}, timeout=60)
+    answer = HTTP.post(url + CHAT, json={"messages": [USER]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_malformed")
     engine.answers[COMPLETIONS] = events(json.dumps(GOOD).encode(), body, b"[DONE]")
-    answer = httpx.post(url + CHAT, json={"messages": [USER], "stream": True}, timeout=60)
+    answer = HTTP.post(url + CHAT, json={"messages": [USER], "stream": True})
     last = [line for line in answer.text.split("\n") if line][-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "upstream_malformed"
 
@@ -181,7 +191,7 @@ def test_an_answer_without_choices_is_502(
     engine, url = pair
     engine.answers[COMPLETIONS] = plain(json.dumps(said).encode())
     body = {"prompt": QUESTIONS[0]} if path == COMPLETIONS else {"messages": [USER]}
-    answer = httpx.post(url + path, json=body, timeout=60)
+    answer = HTTP.post(url + path, json=body)
     assert answer.status_code == 502
     assert answer.json() == said if "error" in said else "upstream_malformed" in answer.text
 
@@ -196,7 +206,7 @@ def test_an_error_that_is_null_ends_no_stream(
     engine.answers[path] = engine.answers[COMPLETIONS] = events(part, part, b"[DONE]")
     headers = {"x-umim-merge": "on" if merged else "off"}
     body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [USER]}
-    answer = httpx.post(url + path, json={**body, "stream": True}, headers=headers, timeout=60)
+    answer = HTTP.post(url + path, json={**body, "stream": True}, headers=headers)
     assert answer.text.count('"choices"') == 2 and answer.text.endswith("[DONE]\n\n")
 
 
@@ -223,9 +233,9 @@ def test_an_engine_cannot_fill_the_memory(
     before = psutil.Process().memory_info().rss
     body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [USER]}
     if path in (CHAT, COMPLETIONS):
-        answer = httpx.post(url + path, json={**body, "stream": streamed}, timeout=60)
+        answer = HTTP.post(url + path, json={**body, "stream": streamed})
     else:
-        answer = httpx.get(url + path, timeout=60)
+        answer = HTTP.get(url + path)
     assert "upstream_malformed" in answer.text
     assert psutil.Process().memory_info().rss - before < 150 << 20
 
@@ -262,13 +272,13 @@ def test_what_an_engine_says_of_its_models_is_checked_and_forgotten(
         for said, most in ((answer, tokens), (models(70), 70)):
             engine.answers = {"/v1/models": said, COMPLETIONS: plain(json.dumps(GOOD).encode())}
             body = {"messages": [USER], **({"model": model} if model else {})}
-            assert httpx.post(url + CHAT, json=body, timeout=60).status_code == 200
+            assert HTTP.post(url + CHAT, json=body).status_code == 200
             asked = engine.bodies[-1]
             room = most - len(asked["prompt"])
             assert asked["max_tokens"] == (1024 if most == 1024 else room)
-        one = httpx.get(url + "/v1/models/m0", timeout=60)
+        one = HTTP.get(url + "/v1/models/m0")
         assert one.json() == {"id": "m0", "max_model_len": 70}
-        assert httpx.get(url + "/v1/models/a%2Fb", timeout=60).status_code == 404
+        assert HTTP.get(url + "/v1/models/a%2Fb").status_code == 404
 
 
 REPLY = {"role": "assistant", "content": "Fine.", "refusal": None}
@@ -299,9 +309,9 @@ def test_chats_merge_unless_the_engine_must_see_them(
     engine, url = pair
     engine.answers = dict.fromkeys((CHAT, COMPLETIONS), plain(json.dumps(GOOD).encode()))
     name = f'umim_prompts_unmerged_total{{reason="{reason}"}}'
-    before = metric(url, name) if reason and name in httpx.get(url + "/metrics").text else 0
+    before = metric(url, name) if reason and name in HTTP.get(url + "/metrics").text else 0
     body = {"messages": [USER], "max_tokens": 3, **fields}
-    assert httpx.post(url + CHAT, json=body, timeout=60).status_code == 200
+    assert HTTP.post(url + CHAT, json=body).status_code == 200
     asked = engine.bodies[-1]
     if reason:
         assert asked == body and metric(url, name) == before + 1
@@ -363,5 +373,5 @@ def test_an_upstreams_address_is_never_shown(export: Path, upstream: str) -> Non
 
 @pytest.mark.parametrize("raw", [b'{"prompt": "a", "x": 1e999}', b'{"prompt": [1], "x": 1e999}'])
 def test_numbers_that_are_none_stop_here(pair: tuple[OddEngine, str], raw: bytes) -> None:
-    answer = httpx.post(pair[1] + COMPLETIONS, content=raw, timeout=60)
+    answer = HTTP.post(pair[1] + COMPLETIONS, content=raw)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from support.served_models import engine_server, exported_server, gateway
-from support.servers import CHAT, COMPLETIONS, QUESTIONS, in_thread, post, stream
+from support.servers import CHAT, COMPLETIONS, HTTP, QUESTIONS, in_thread, post, stream
 from umim_core import UMIM
 from umim_core.serving.prompt_merger import PromptMerger
 
@@ -231,7 +230,7 @@ def test_broken_and_large_bodies_are_refused(
     place: Place, umim: UMIM, export: Path, request: pytest.FixtureRequest
 ) -> None:
     for raw in RAW_BODIES:
-        answer = httpx.post(place.url + CHAT, content=raw, timeout=240)
+        answer = HTTP.post(place.url + CHAT, content=raw)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
     small: Any = engine_server(umim, request_bytes=1000)
     if place.url != request.getfixturevalue("places")["umim serve"].url:
@@ -239,7 +238,7 @@ def test_broken_and_large_bodies_are_refused(
     with in_thread(small.app(None)) as url:
         parts = (b"x" * 100 for _ in range(20))  # in chunks, without an announced length
         for content in (b"x" * 2000, parts):
-            answer = httpx.post(url + CHAT, content=content, timeout=240)
+            answer = HTTP.post(url + CHAT, content=content)
             assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
 
 
@@ -290,10 +289,10 @@ def test_what_asks_for_nothing_changes_nothing(place: Place) -> None:
 def test_models_and_paths_have_answers(
     place: Place, path: str, status: int, code: str | None
 ) -> None:
-    model = httpx.get(place.url + "/v1/models").json()["data"][0]
+    model = HTTP.get(place.url + "/v1/models").json()["data"][0]
     name = model["id"]
     path = path.format(name=name, first=ord(name[0]), rest=name[1:])
-    answer = httpx.get(place.url + path, timeout=240)
+    answer = HTTP.get(place.url + path)
     assert answer.status_code == status
     if code is None:
         assert answer.json() == model

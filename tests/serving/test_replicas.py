@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from support.servers import COMPLETIONS, QUESTIONS, in_thread
+from support.servers import COMPLETIONS, HTTP, QUESTIONS, in_thread
 from umim_core import UMIM
 from umim_core.errors import ClusterError, ConfigError
 from umim_core.serving.engine_server import AnswerEngine, EngineServer
@@ -122,10 +122,10 @@ def test_a_replica_that_is_killed_ends_its_own_answers_alone(umim: UMIM) -> None
             ends = asyncio.run(killed_under_load(url, own))
             print(dict(ends))
             assert set(ends) == {"whole", "overloaded", "unavailable"}
-            answer = httpx.post(url + COMPLETIONS, json={"prompt": "a", "n": 17}, timeout=60)
+            answer = HTTP.post(url + COMPLETIONS, json={"prompt": "a", "n": 17})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
-            assert httpx.get(url + "/v1/models").json()["data"][0]["max_model_len"] == 2048
-            assert "umim_generated_tokens_total 0.0" not in httpx.get(url + "/metrics").text
+            assert HTTP.get(url + "/v1/models").json()["data"][0]["max_model_len"] == 2048
+            assert "umim_generated_tokens_total 0.0" not in HTTP.get(url + "/metrics").text
         absent, one = {"checkpoint": "nowhere/none"}, Replicas(1, cpus=0.5)
         with (
             pytest.raises(ClusterError, match="replicas must start"),

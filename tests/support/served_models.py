@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
@@ -30,7 +33,11 @@ def exported_server(export: Path) -> EngineServer:
     return EngineServer(LocalEngine(served, BatchSizes()), Limits(report_cached=True))
 
 
-def gateway(upstream: str, export: Path, masks: bool = True, **limits: Any) -> Gateway:
+@cache  # of each export once
+def _read(export: Path) -> tuple[PreTrainedTokenizerBase, PromptMerger]:
     tokens = load_tokenizer(str(export))
-    merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokens))
-    return Gateway(upstream, tokens, merger, Limits(**limits), upstream_masks=masks)
+    return tokens, PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokens))
+
+
+def gateway(upstream: str, export: Path, masks: bool = True, **limits: Any) -> Gateway:
+    return Gateway(upstream, *_read(export), Limits(**limits), upstream_masks=masks)
