@@ -233,11 +233,7 @@ def test_turns_without_rules_equal_one_text_that_is_read_once(name: str) -> None
     first = engine.generate([[1, 2]], settings(3, **SAMPLED, num_return_sequences=2, seed=0))
     with forwards_of(backbone.trunk) as seen:
         second = engine.generate([[4], [5, 6]], settings(3), past=first.state)
-    assert seen == [
-        (2, 3),
-        (2, 1),
-        (2, 1),
-    ]  # the unfed token and the new ones; one a step
+    assert seen == [(2, 3), (2, 1), (2, 1)]  # the unfed token and the new ones; one a step
     for b, added in enumerate(([4], [5, 6])):
         whole, row = [1, 2, *first.rows[b].ids, *added], second.rows[b]
         assert row.ids == engine.generate([whole], settings(3)).rows[0].ids
@@ -279,11 +275,8 @@ def test_a_failed_or_abandoned_turn_gives_its_state_back(depth: int, samples: in
     engine = Engine(random_merged_model(build("llama"), random_rules(2, False), depth, 3))
     first = engine.generate([[1, 2, 3]], settings(4))
     config = settings(8, **SAMPLED, num_return_sequences=samples, seed=0)
-    expected = engine.generate(
-        [[4, 5]],
-        config,
-        past=engine.generate([[1, 2, 3]], settings(4)).state,
-    )
+    other = engine.generate([[1, 2, 3]], settings(4)).state
+    expected = engine.generate([[4, 5]], config, past=other)
 
     def fail(forward: Forward) -> None:
         if len(forward.generated[0]) == 3:

@@ -173,10 +173,10 @@ ODD = [
 def test_what_cannot_be_translated_is_502(pair: tuple[OddEngine, str], body: bytes) -> None:
     engine, url = pair
     engine.answers[COMPLETIONS] = plain(body)
-    answer = HTTP.post(url + CHAT, json={"messages": [USER]})
+    answer = post(url, CHAT, messages=[USER])
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_malformed")
     engine.answers[COMPLETIONS] = events(json.dumps(GOOD).encode(), body, b"[DONE]")
-    answer = HTTP.post(url + CHAT, json={"messages": [USER], "stream": True})
+    answer = post(url, CHAT, messages=[USER], stream=True)
     last = [line for line in answer.text.split("\n") if line][-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "upstream_malformed"
 
@@ -191,7 +191,7 @@ def test_an_answer_without_choices_is_502(
     engine, url = pair
     engine.answers[COMPLETIONS] = plain(json.dumps(said).encode())
     body = {"prompt": QUESTIONS[0]} if path == COMPLETIONS else {"messages": [USER]}
-    answer = HTTP.post(url + path, json=body)
+    answer = post(url, path, **body)
     assert answer.status_code == 502
     assert answer.json() == said if "error" in said else "upstream_malformed" in answer.text
 
@@ -206,7 +206,7 @@ def test_an_error_that_is_null_ends_no_stream(
     engine.answers[path] = engine.answers[COMPLETIONS] = events(part, part, b"[DONE]")
     headers = {"x-umim-merge": "on" if merged else "off"}
     body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [USER]}
-    answer = HTTP.post(url + path, json={**body, "stream": True}, headers=headers)
+    answer = post(url, path, headers, **body, stream=True)
     assert answer.text.count('"choices"') == 2 and answer.text.endswith("[DONE]\n\n")
 
 
@@ -233,7 +233,7 @@ def test_an_engine_cannot_fill_the_memory(
     before = psutil.Process().memory_info().rss
     body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [USER]}
     if path in (CHAT, COMPLETIONS):
-        answer = HTTP.post(url + path, json={**body, "stream": streamed})
+        answer = post(url, path, **body, stream=streamed)
     else:
         answer = HTTP.get(url + path)
     assert "upstream_malformed" in answer.text
@@ -272,7 +272,7 @@ def test_what_an_engine_says_of_its_models_is_checked_and_forgotten(
         for said, most in ((answer, tokens), (models(70), 70)):
             engine.answers = {"/v1/models": said, COMPLETIONS: plain(json.dumps(GOOD).encode())}
             body = {"messages": [USER], **({"model": model} if model else {})}
-            assert HTTP.post(url + CHAT, json=body).status_code == 200
+            assert post(url, CHAT, **body).status_code == 200
             asked = engine.bodies[-1]
             room = most - len(asked["prompt"])
             assert asked["max_tokens"] == (1024 if most == 1024 else room)
@@ -311,7 +311,7 @@ def test_chats_merge_unless_the_engine_must_see_them(
     name = f'umim_prompts_unmerged_total{{reason="{reason}"}}'
     before = metric(url, name) if reason and name in HTTP.get(url + "/metrics").text else 0
     body = {"messages": [USER], "max_tokens": 3, **fields}
-    assert HTTP.post(url + CHAT, json=body).status_code == 200
+    assert post(url, CHAT, **body).status_code == 200
     asked = engine.bodies[-1]
     if reason:
         assert asked == body and metric(url, name) == before + 1

@@ -220,17 +220,8 @@ def test_what_may_not_be_read_is_never_skipped_silently(caplog: pytest.LogCaptur
 
 REFUSED: list[tuple[str, str, str]] = [  # files, names, what is said
     *(
-        (name, name, r"packed also in \.gz, .*\.bz2; got a.*Unpack it")
-        for name in (
-            "a.zip",
-            "a.tar.gz",
-            "a.txt.7z",
-            "a.jsonl.lz4",
-            "a.TGZ",
-            "a.Z",
-            "a.parquet.gz",
-            "a.npy.xz",
-        )
+        (f"a.{end}", f"a.{end}", r"packed also in \.gz, .*\.bz2; got a.*Unpack it")
+        for end in ("zip", "tar.gz", "txt.7z", "jsonl.lz4", "TGZ", "Z", "parquet.gz", "npy.xz")
     ),
     *(
         ("data/x", name, "a corpus file must exist")
@@ -402,7 +393,7 @@ def test_bad_lines_are_refused_with_file_and_line_or_skipped_and_counted() -> No
 def test_a_torn_packed_file_is_an_error_even_where_bad_rows_are_allowed(
     kind: str, packer: str, keep: float
 ) -> None:
-    lines = [f'{{"text": "{i * 7919 % 10007}"}}' for i in range(30_000)]
+    lines = [f'{{"text": "{i * 7919 % 10007}"}}' for i in range(10_000)]
     data = ("[" * (kind == "json") + ",\n"[kind != "json" :].join(lines)).encode()
     packed = PACKERS[packer](data)
     write(f"a.{kind}{packer}", packed[: int(len(packed) * keep)])
