@@ -6,11 +6,16 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
+from typer.main import get_command
 
 from umim_core.cli.app import main
+
+# typer makes all commands anew at every call, in 47 ms.
+pytest.MonkeyPatch().setattr("typer.main.get_command", cache(get_command))
 
 
 class Result(NamedTuple):
