@@ -119,9 +119,7 @@ def test_a_question_asked_twice_does_not_straddle_a_border() -> None:
 @pytest.mark.parametrize(
     "given", [{}, {"train": []}, {"train": numbered(8)}, {"train": numbered(13)}]
 )
-def test_a_split_that_would_be_empty_is_refused(
-    given: dict[TaskSplit, list[Question]],
-) -> None:
+def test_a_split_that_would_be_empty_is_refused(given: dict[TaskSplit, list[Question]]) -> None:
     with pytest.raises(CorpusError):
         split_questions(given, SIZES)
 

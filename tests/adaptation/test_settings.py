@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from umim_core.adaptation import settings
-from umim_core.adaptation.settings import (
-    SETTINGS,
-    WT,
-    Setting,
-    adaptation_steps,
-    find_setting,
-)
+from umim_core.adaptation.settings import SETTINGS, WT, Setting, adaptation_steps, find_setting
 from umim_core.errors import ConfigError
 
 # The paper's table "Task-adaptation and ablation settings": initialisation, SFT, RL.

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from umim_core.backbone.backbone import load_backbone
-from umim_core.backbone.devices import (
-    default_device,
-    fastest_dtype,
-    float64_device,
-    has_device,
-)
+from umim_core.backbone.devices import default_device, fastest_dtype, float64_device, has_device
 from umim_core.errors import ConfigError
 
 

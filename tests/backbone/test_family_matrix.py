@@ -179,9 +179,7 @@ def test_scores_equal_one_forward_per_continuation(
     contexts, endings = random_prompts(9, 2), [[[3, 1, 4], [2]], [[5, 9], [8, 7]]]
     arrays = [[np.array(ids) for ids in row] for row in endings]
     found = score_continuations(
-        contexts,
-        arrays,
-        placed(MergedModel(backbone, module, matcher), positions),
+        contexts, arrays, placed(MergedModel(backbone, module, matcher), positions)
     )
     for context, row, scores in zip(contexts, endings, found, strict=True):
         for ids, score in zip(row, scores, strict=True):

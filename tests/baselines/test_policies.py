@@ -312,9 +312,7 @@ def first_keys(backbone: Backbone, ids: Tensor, positions: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("rotates", [True, False])
 @torch.no_grad()
-def test_what_stays_has_the_keys_of_its_positions_after_every_step(
-    rotates: bool,
-) -> None:
+def test_what_stays_has_the_keys_of_its_positions_after_every_step(rotates: bool) -> None:
     llama = random_backbone("llama", torch.float64)
     policy = Watched(key_rotation(llama) if rotates else None)
     cache = PolicyCache(llama, policy)

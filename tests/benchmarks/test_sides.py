@@ -12,15 +12,7 @@ import pytest
 import torch
 
 from benchmarks import distill_step, mining
-from benchmarks.answers import (
-    HALVES,
-    LISTS,
-    Prompt,
-    Question,
-    answer_shortened,
-    points,
-    questions,
-)
+from benchmarks.answers import HALVES, LISTS, Prompt, Question, answer_shortened, points, questions
 from benchmarks.distill_step import CASTS, LIGER, OURS, PLAIN, SINGLE, Shape, StepBatch
 from benchmarks.engine import generation_sides, logits_error
 from benchmarks.examples import PROMPTS, bracketed
@@ -224,8 +216,7 @@ def test_a_half_has_400_questions_and_documents_hold_their_answers(half: str) ->
 
 
 @pytest.mark.parametrize(
-    ("answer", "accepted"),
-    [("A Cat.", True), ("7!", True), ("concatenate", False), ("17", False)],
+    ("answer", "accepted"), [("A Cat.", True), ("7!", True), ("concatenate", False), ("17", False)]
 )
 def test_a_key_is_a_whole_word(answer: str, accepted: bool) -> None:
     assert Question("q", "?", ("cat", "7")).accepts(answer) is accepted

@@ -22,10 +22,7 @@ from support.merged_models import fresh_model, random_merged_model
 from support.pickle_bomb import PickleBomb
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import (
-    read_config,
-    resolve_checkpoint,
-)
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.checkpoint.checkpoint_index import (
     artifact_root,
     own_checkpoint,

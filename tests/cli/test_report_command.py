@@ -199,11 +199,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_what_cannot_be_reported_is_one_line(
-    umim: Umim,
-    words: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    umim: Umim, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.jsonl").write_text("\n".join(map(json.dumps, conversations(4))))

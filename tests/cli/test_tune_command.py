@@ -117,12 +117,7 @@ def test_a_checkpoint_is_tuned_further_with_its_weights(
     ],
 )
 def test_what_cannot_be_tuned_is_refused(
-    umim: Umim,
-    backbone: Path,
-    tmp_path: Path,
-    options: tuple[str, ...],
-    count: int,
-    message: str,
+    umim: Umim, backbone: Path, tmp_path: Path, options: tuple[str, ...], count: int, message: str
 ) -> None:
     out = tmp_path / "out"
     result = umim("tune", backbone, log(tmp_path, count), "--out", out, *OPTIONS, *options)

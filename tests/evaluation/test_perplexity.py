@@ -9,15 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.engine_matrix import (
-    families,
-    log_probs_from_scratch,
-    module_for,
-    tiny_backbone,
-)
-from support.engine_matrix import (
-    random_rules as dense_rules,
-)
+from support.engine_matrix import families, log_probs_from_scratch, module_for, tiny_backbone
+from support.engine_matrix import random_rules as dense_rules
 from support.merged_models import placed
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions

@@ -279,10 +279,7 @@ def test_scores_are_likelihoods_that_add_up_to_1(
     rules = filtered(counts, overlap=overlap, containment=containment)  # cut down differently
     assert rules.infix_free is (containment == "drop") and len(rules) >= 3
     llama, gpt2 = (
-        placed(
-            MergedModel(backbone, module_for(backbone, 5), Matcher(rules)),
-            unit_positions,
-        )
+        placed(MergedModel(backbone, module_for(backbone, 5), Matcher(rules)), unit_positions)
         for backbone in (
             tiny_backbone(families(POSITIONS)[name](), VOCAB, torch.float64, "sdpa")
             for name in ("llama", "gpt2")

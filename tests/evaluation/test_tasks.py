@@ -41,11 +41,7 @@ from umim_core.evaluation.tasks.lm_eval_tasks import (
 )
 from umim_core.evaluation.text_metrics import BERTSCORE, code_tests, contest_answer, find_metrics
 from umim_core.store.disk import write_rows
-from umim_core.task_sets.generation_spec import (
-    GENERATION_TASKS,
-    GenerationSet,
-    Wish,
-)
+from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet, Wish
 from umim_core.task_sets.spec import TASKS
 
 PROBLEMS = [

@@ -174,8 +174,7 @@ def test_empty_rules_give_the_base_models_bits_at_batch_one(name: str, attention
     for prompt in random_prompts(9, 3):
         ours: list[Tensor] = []
         output = engine.generate(
-            [prompt],
-            settings(observer=lambda forward, ours=ours: ours.append(forward.logits)),
+            [prompt], settings(observer=lambda forward, ours=ours: ours.append(forward.logits))
         )
         theirs = backbone.model.generate(
             torch.tensor(prompt)[None],

@@ -58,9 +58,7 @@ def test_preserved_positions_fill_the_backbone_sooner() -> None:
     assert score_continuations([context], [endings], MergedModel(small, module, matcher))
     with pytest.raises(EvaluationError, match="6 positions; got 7 positions for 5 units"):
         score_continuations(
-            [context],
-            [endings],
-            placed(MergedModel(small, module, matcher), "preserved"),
+            [context], [endings], placed(MergedModel(small, module, matcher), "preserved")
         )
 
 

@@ -118,12 +118,7 @@ def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Gen
     data=st.data(),
 )
 def test_documents_by_ranges_equal_the_oracle(
-    segments: Segments,
-    like: Segments,
-    chunk: int,
-    parts: int,
-    longest: int,
-    data: st.DataObject,
+    segments: Segments, like: Segments, chunk: int, parts: int, longest: int, data: st.DataObject
 ) -> None:
     grams = count_ngrams(*flat(like), 1, longest=longest)  # of another corpus: some may not occur
     ids, offsets = flat(segments)
@@ -218,10 +213,7 @@ REFUSED = {
     "largest": (lambda: counted(np.array([1, 2**64 - 1], np.uint64)), "184467"),
     "rows": (lambda: counted([[1, 2]]), "one flat array; got 2 dimensions"),
     "floats": (lambda: counted([1.0, 2.5]), "must be integers; got float64"),
-    "late": (
-        lambda: counted(LATE, range(0, 1001, 10), threads=3),
-        "got 262144 at position 990",
-    ),
+    "late": (lambda: counted(LATE, range(0, 1001, 10), threads=3), "got 262144 at position 990"),
     "documents": (lambda: counted_documents(np.array([1, 1 << 18, 2])), r"0\.\.262143"),
     **{
         f"borders {offsets}": (

@@ -10,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umim_core.errors import CorpusError
-from umim_core.mining.hashing import (
-    PartitionedCounts,
-    table_bytes,
-)
+from umim_core.mining.hashing import PartitionedCounts, table_bytes
 from umim_core.text.token_ids import TOKEN_BITS
 
 LARGEST = 2**63 - 1

@@ -70,10 +70,7 @@ def test_rule_counts_are_those_of_the_oracle(counts: NgramCounts, tau: int) -> N
 @pytest.mark.full
 @pytest.mark.parametrize(("tau", "containment"), REDUCTION)
 def test_token_reduction_is_that_of_the_oracle(
-    counts: NgramCounts,
-    held_out: tuple[np.ndarray, np.ndarray],
-    tau: int,
-    containment: Containment,
+    counts: NgramCounts, held_out: tuple[np.ndarray, np.ndarray], tau: int, containment: Containment
 ) -> None:
     rules = filtered(counts, tau=tau, containment=containment, segment_length=LENGTH)
     ids, offsets = held_out

@@ -198,13 +198,7 @@ def drain(umim: UMIM, prompt: object, **options: object) -> tuple[list[str], obj
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"do_sample": True, "seed": 3},
-        {"merge": "none"},
-        {"raw_tail": 2},
-    ],
+    "options", [{}, {"do_sample": True, "seed": 3}, {"merge": "none"}, {"raw_tail": 2}]
 )
 def test_streamed_pieces_are_the_generated_text(umim: UMIM, options: dict[str, object]) -> None:
     pieces, output = drain(umim, PROMPT, max_new_tokens=24, **options)

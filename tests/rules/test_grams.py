@@ -13,11 +13,7 @@ from support.ngram_oracle import as_dict, by_gram, document_oracle, flat, oracle
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts, select
-from umim_core.text.token_ids import (
-    MAX_TOKEN_ID,
-    TOKEN_BITS,
-    read_ids,
-)
+from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, read_ids
 
 SEGMENTS = [[1, 2, 3, 1, 2], [1, 2, 3, 9], [1, 2], [2, 3, 1, 2, 3, 1]]
 ENDS = [5, 11, 17]

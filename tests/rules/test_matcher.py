@@ -112,9 +112,7 @@ def test_no_rules_leave_every_token_alone() -> None:
 
 @settings(max_examples=150)
 @given(
-    case=rules_and_ids(),
-    cuts=st.lists(st.integers(0, 60), max_size=8),
-    threads=st.integers(1, 5),
+    case=rules_and_ids(), cuts=st.lists(st.integers(0, 60), max_size=8), threads=st.integers(1, 5)
 )
 def test_many_sequences_are_cut_as_each_one_alone_by_any_threads(
     case: tuple[list[int], Spans], cuts: list[int], threads: int

@@ -175,10 +175,7 @@ def test_the_digest_tells_rules_counts_and_origin_apart() -> None:
     others = [
         RuleSet.from_spans([(1, 3)]),
         RuleSet.from_spans([(1, 2)], tokenizer_fingerprint="a"),
-        RuleSet(
-            base.ids_by_order,
-            {**base.support_by_order, 2: np.array([2])},
-        ),
+        RuleSet(base.ids_by_order, {**base.support_by_order, 2: np.array([2])}),
         *(
             RuleSet(base.ids_by_order, base.support_by_order, base.origin.with_options(changes))
             for changes in ({"overlap": "greedy"}, {"source": "frequency"}, {"segment_length": 9})

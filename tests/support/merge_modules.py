@@ -27,11 +27,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def module_of(
-    form: str,
-    size: int = 16,
-    heads: int = 4,
-    dtype: torch.dtype = torch.float32,
-    longest: int = 4,
+    form: str, size: int = 16, heads: int = 4, dtype: torch.dtype = torch.float32, longest: int = 4
 ) -> MergeModule:
     """Return a frozen module whose attention is far from uniform and whose biases count."""
     module = MergeModule(size, ModuleForm(**FORMS[form]), heads, longest)

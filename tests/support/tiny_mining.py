@@ -70,10 +70,7 @@ class TinyCorpus:
         options = OPTIONS.model_copy(update=changes)
         tokens, tokenizer = self.tokenized.part("train"), NamedTokenizer(self.backbone)
         call = count_stage(
-            tokens=tokens,
-            tokenizer=tokenizer,
-            options=options,
-            documents=options.count_documents,
+            tokens=tokens, tokenizer=tokenizer, options=options, documents=options.count_documents
         )
         return call.build(Site(root, lease))
 

@@ -7,9 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import (
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.corpus import GeneratedCorpus

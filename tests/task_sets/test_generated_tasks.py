@@ -136,8 +136,7 @@ def test_prompts_have_the_length_of_their_task(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["umim_ruler_1k", "umim_ruler_words_1k", "umim_multidoc_2k", "umim_govreport_generated"],
+    "name", ["umim_ruler_1k", "umim_ruler_words_1k", "umim_multidoc_2k", "umim_govreport_generated"]
 )
 def test_questions_follow_from_seed_and_split(name: str) -> None:
     found = rows(name)

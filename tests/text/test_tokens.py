@@ -83,9 +83,7 @@ def llama_3_like() -> PreTrainedTokenizerBase:
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     bpe.train_from_iterator([PROSE], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=bpe)
@@ -170,9 +168,7 @@ def test_text_of_many_kinds_has_borders(
     assert list(ids) == whole(text, tokenizer)
 
 
-def test_a_document_without_a_border_in_reach_is_refused(
-    embedded: PreTrainedTokenizerBase,
-) -> None:
+def test_a_document_without_a_border_in_reach_is_refused(embedded: PreTrainedTokenizerBase) -> None:
     assert len(list(cut_pieces([("0" * 1000, True)], embedded, 100, 1000))) == 1
     with pytest.raises(CorpusError, match=r"a place to cut it every 1000 characters; .*'a b00"):
         list(cut_pieces(in_parts("a b" + "0" * 2000, 64), embedded, 100, 1000))

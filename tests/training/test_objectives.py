@@ -32,11 +32,7 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import spread_rows
 from umim_core.training import objectives
-from umim_core.training.objectives import (
-    PreferenceObjective,
-    TrainingRow,
-    training_row,
-)
+from umim_core.training.objectives import PreferenceObjective, TrainingRow, training_row
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_loop import batch_indices, planned_items
 
