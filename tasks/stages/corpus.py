@@ -109,14 +109,14 @@ def _write_docstrings(out: Path, corpus: DocstringCorpus) -> Metrics:
             leave_note(out / STATE, done, total, "reading docstrings of modules")
 
     with followed(out / STATE):
-        report = build_corpus(
+        sizes = build_corpus(
             out,
             packages=corpus.packages,
             out_of_domain=corpus.out_of_domain,
             workers=os.cpu_count() or 1,
             progress=note,
         )
-    return {f"documents_{name}": float(size) for name, size in report.documents.items()}
+    return {f"documents_{name}": float(size) for name, size in sizes.items()}
 
 
 @stage(version=2)

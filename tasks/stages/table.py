@@ -34,7 +34,6 @@ from tasks.data.table_jobs import (
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, Digest, Metrics, stage
 from tasks.stages.named import NamedCheckpoint, NamedMethod, ReadFiles
-from umim_core.adaptation.choices import ragged
 from umim_core.addresses import is_address
 from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -55,7 +54,7 @@ from umim_core.task_sets.generation_spec import (
 )
 from umim_core.task_sets.spec import TASKS
 from umim_core.text.sources import HubDataset
-from umim_core.text.token_ids import encode
+from umim_core.text.token_ids import encode, flat
 
 TABLE: Final = "table.json"
 _LIMITS: Final = ("questions", "new_tokens", "answers")  # fields of a recipe
@@ -235,7 +234,7 @@ def mined_stage(
     tokenizer = load_tokenizer(name, revision=revision)
     rows = make_rows(mined_task(data.task), options, tokenizer, "train")
     ids = [np.asarray(encode(tokenizer, row["prompt"]), dtype=np.int64) for row in rows]
-    counts = count_ngrams(*ragged(ids), tau, special_ids(tokenizer))
+    counts = count_ngrams(*flat(ids), tau, special_ids(tokenizer))
     origin = RuleOrigin(
         options=RuleOptions(tau=tau, segment_length=None),
         tokenizer_fingerprint=base.config.tokenizer_fingerprint,

@@ -31,7 +31,7 @@ from umim_core.rules.filters import tau_for_size
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.artifacts import sha256_bytes
 from umim_core.task_sets.spec import SPLITS, Question, QuestionForm, TaskSplit
-from umim_core.text.token_ids import Ints
+from umim_core.text.token_ids import Ints, flat
 
 Encode = Callable[[str], list[int]]
 
@@ -145,12 +145,6 @@ def split_questions(
     return splits
 
 
-def ragged(rows: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """Return rows as flat ids [T] with their borders [B + 1] (int64), as ``count_ngrams`` reads."""
-    flat = np.concatenate([np.zeros(0, dtype=np.int64), *rows])
-    return flat, np.cumsum([0, *map(len, rows)], dtype=np.int64)
-
-
 def _place(question: Question) -> tuple[bytes, str]:
     text = question.id or question.context
     return hashlib.blake2b(text.encode(), digest_size=8).digest(), text
@@ -178,7 +172,7 @@ def mine_task_rules(
         excluded: Ids that take part in no rule.
         tokenizer_fingerprint: Recorded, as is the digest of the counted ids.
     """
-    ids, offsets = ragged(
+    ids, offsets = flat(
         [ids[:mergeable] for ids, mergeable in task_sequences(questions, encode, form, max_length)]
     )
     counts = count_ngrams(ids, offsets, options.tau, excluded, longest=TASK_ORDER)
@@ -189,6 +183,6 @@ def mine_task_rules(
     origin = RuleOrigin(
         options=options,
         tokenizer_fingerprint=tokenizer_fingerprint,
-        corpus_digest=sha256_bytes(np.ascontiguousarray(ids, np.int32).tobytes()),
+        corpus_digest=sha256_bytes(ids.tobytes()),
     )
     return RuleSet.from_counts(counts, origin)

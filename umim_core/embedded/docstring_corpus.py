@@ -29,7 +29,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Final, Literal
@@ -84,8 +84,8 @@ class Document:
     has_summary: bool
 
 
-def read_modules(paths: Sequence[Path], workers: int = 1) -> Iterator[list[Found] | None]:
-    """Yield the long docstrings of each file, in order; None for a file that does not parse."""
+def read_modules(paths: Sequence[Path], workers: int = 1) -> Iterator[list[Found]]:
+    """Yield the long docstrings of each file, in order; none of a file that does not parse."""
     if workers == 1:
         yield from map(_read_module, paths)
         return
@@ -95,7 +95,7 @@ def read_modules(paths: Sequence[Path], workers: int = 1) -> Iterator[list[Found
             yield from docstrings
 
 
-def _read_elsewhere(paths: Sequence[Path]) -> list[list[Found] | None]:
+def _read_elsewhere(paths: Sequence[Path]) -> list[list[Found]]:
     done = subprocess.run(  # noqa: S603  # this interpreter, this module
         [sys.executable, "-m", __name__],
         input=json.dumps([str(path) for path in paths]).encode(),
@@ -109,11 +109,10 @@ def _read_elsewhere(paths: Sequence[Path]) -> list[list[Found] | None]:
             f"exit status {done.returncode}: {' '.join(last)}",
             "Look at the machine's memory, then run the same command again.",
         )
-    rows = json.loads(done.stdout)
-    return [None if row is None else [(n, k, text, i) for n, k, text, i in row] for row in rows]
+    return [[(n, k, text, i) for n, k, text, i in row] for row in json.loads(done.stdout)]
 
 
-def _read_module(path: Path) -> list[Found] | None:
+def _read_module(path: Path) -> list[Found]:
     try:
         # Invalid escapes warn, and would be errors under -W error: not our modules to mend.
         with warnings.catch_warnings():
@@ -122,7 +121,7 @@ def _read_module(path: Path) -> list[Found] | None:
     except (FileNotFoundError, SyntaxError, ValueError, RecursionError, MemoryError):
         # Templates and Python 2; ValueError: NUL or bad UTF-8; MemoryError: nested too deep for
         # CPython's parser; FileNotFoundError: a dangling link.
-        return None
+        return []
     repeats: Counter[str] = Counter()
     docstrings: list[Found] = []
     for qualified, kind, docstring in _docstrings(tree):
@@ -157,21 +156,6 @@ if __name__ == "__main__":
     json.dump([_read_module(Path(name)) for name in json.load(sys.stdin)], sys.stdout)
 
 
-@dataclass
-class CorpusReport:
-    """Counts of one call of `build_corpus`.
-
-    Attributes:
-        documents: Documents of each split.
-        modules: Modules read and parsed.
-        unparsed: Modules left out because they are not valid Python or UTF-8 (posix paths).
-    """
-
-    documents: dict[Split, int] = field(default_factory=dict)
-    modules: int = 0
-    unparsed: list[str] = field(default_factory=list)
-
-
 def split_of(module: str) -> Literal["train", "valid", "test"]:
     """Return the split of a module: 4 % of the paths are test, 4 % valid, the rest train."""
     digest = hashlib.blake2b(module.encode(), digest_size=4).digest()
@@ -188,7 +172,7 @@ def build_corpus(
     stdlib: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     workers: int = 1,
-) -> CorpusReport:
+) -> dict[Split, int]:
     """Write ``train``, ``valid``, ``test``, ``ood_math`` and ``ood_stdlib`` ``.jsonl`` into `out`.
 
     Rows are the fields of `Document`. The training file is in the order of the hash of the ids, the
@@ -197,11 +181,14 @@ def build_corpus(
 
     Train, valid and test are of ``packages``, in order, then ``ood_math`` of ``out_of_domain`` and
     ``ood_stdlib`` of ``stdlib``; by default all are the running interpreter's. ``progress`` gets
-    the numbers of modules read and in all.
+    the numbers of modules read and in all. Modules that are not valid Python or UTF-8 are left out.
+
+    Returns:
+        Documents of each split.
     """
     site = site_packages or Path(sysconfig.get_path("purelib"))
     library = stdlib or Path(sysconfig.get_path("stdlib"))
-    report, seen = CorpusReport(), set[bytes]()
+    seen = set[bytes]()
     parts: dict[Split, list[Document]] = {split: [] for split in SPLITS}
     trees = [*((site / name, site) for name in (*packages, *out_of_domain)), (library, library)]
     files = [list(_module_files(root, base)) for root, base in trees]
@@ -211,11 +198,7 @@ def build_corpus(
         for path, docstrings in zip(paths, read_modules(paths, workers), strict=True):
             module = path.relative_to(base).as_posix()
             documents = parts[split_of(module) if number < len(packages) else foreign]
-            if docstrings is None:
-                report.unparsed.append(module)
-            else:
-                report.modules += 1
-                documents.extend(_documents(path, module, docstrings, seen))
+            documents.extend(_documents(path, module, docstrings, seen))
             progress(next(done), total)
     there = sum((site / name).is_dir() for name in packages)
     require(
@@ -229,8 +212,7 @@ def build_corpus(
     out.mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
         write_rows(out / f"{split}.jsonl", map(vars, parts[split]))
-        report.documents[split] = len(parts[split])
-    return report
+    return {split: len(documents) for split, documents in parts.items()}
 
 
 def read_documents(path: Path) -> Iterator[Document]:
@@ -265,7 +247,7 @@ def held_out_text(site_packages: Path | None = None) -> str:
     site = site_packages or Path(sysconfig.get_path("purelib"))
     files = sorted(_module_files(site / _ALWAYS_THERE, site))
     paths = [file for file in files if split_of(file.relative_to(site).as_posix()) == "test"]
-    documents = [text for module in read_modules(paths) for _, _, text, _ in module or []]
+    documents = [text for module in read_modules(paths) for _, _, text, _ in module]
     rule = f"the default text needs the docstrings of {_ALWAYS_THERE}"
     require(bool(documents), CorpusError, rule, f"none in {site}", "Give a text file.")
     return "\n\n".join(documents)

@@ -69,12 +69,6 @@ class Coverage:
     token_reduction: float
     spans: dict[int, int]
 
-    @property
-    def shares(self) -> dict[int, float]:
-        """Share of the merged spans that have each order; 0 where nothing is merged."""
-        total = sum(self.spans.values())
-        return {n: count / total if total else 0.0 for n, count in self.spans.items()}
-
 
 def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Coverage:
     """Segment held-out text, ids [T] and borders [num_segments + 1], and count what was merged."""
