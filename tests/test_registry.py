@@ -22,7 +22,7 @@ def registry(
     )
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("pear", "apple"):
-        source = f"from {package} import FRUIT\nFRUIT.add({name!r})('a {name}')\n"
+        source = f"from {package} import FRUIT\nFRUIT.add({name!r}, 'a {name}')\n"
         (tmp_path / package / f"{name}.py").write_text(source)
     found: Registry[str] = __import__(package).FRUIT
     return found
@@ -37,7 +37,7 @@ def test_files_of_a_package_inside_are_found(registry: Registry[str], tmp_path: 
     package = next(tmp_path.glob("orchard_*"))
     (package / "citrus").mkdir()
     (package / "citrus" / "__init__.py").touch()
-    source = f"from {package.name} import FRUIT\nFRUIT.add('lime')('a lime')\n"
+    source = f"from {package.name} import FRUIT\nFRUIT.add('lime', 'a lime')\n"
     (package / "citrus" / "lime.py").write_text(source)
     assert registry.names() == ("apple", "lime", "pear")
 
@@ -48,7 +48,7 @@ def test_an_unknown_name_lists_all_and_suggests_the_closest(registry: Registry[s
 
 
 def test_a_name_is_taken_once(registry: Registry[str]) -> None:
-    registry.add("plum")("first")
+    registry.add("plum", "first")
     with pytest.raises(ConfigError, match="plum"):
-        registry.add("plum")("second")
+        registry.add("plum", "second")
     assert registry.find("plum") == "first"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from pkgutil import walk_packages
 from typing import Generic, TypeVar
@@ -24,16 +23,10 @@ class Registry(Generic[T]):
         self._found: dict[str, T] = {}
         self._walked: tuple[str, ...] = ()
 
-    def add(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that adds what it decorates under a name."""
-
-        def put(value: T) -> T:
-            rule = f"every {self._entry} must have a name of its own"
-            require(name not in self._found, ConfigError, rule, name, "Choose another.")
-            self._found[name] = value
-            return value
-
-        return put
+    def add(self, name: str, value: T) -> None:
+        rule = f"every {self._entry} must have a name of its own"
+        require(name not in self._found, ConfigError, rule, name, "Choose another.")
+        self._found[name] = value
 
     def names(self) -> tuple[str, ...]:
         """Return all names in alphabetical order."""

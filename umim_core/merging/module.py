@@ -93,7 +93,7 @@ class MergeModule(nn.Module):
         cls, *, kind: str, depth: Depth = 1, positions: tuple[Positions, ...] = ("none",)
     ) -> None:
         super().__init_subclass__()
-        MERGE_FORMS.add(form_name(kind, depth))(MergeForm(cls, positions))
+        MERGE_FORMS.add(form_name(kind, depth), MergeForm(cls, positions))
 
     def __new__(
         cls,
@@ -237,7 +237,7 @@ class MergeModule(nn.Module):
         return out
 
 
-MERGE_FORMS.add(PAPER)(MergeForm(MergeModule, get_args(Positions)))
+MERGE_FORMS.add(PAPER, MergeForm(MergeModule, get_args(Positions)))
 
 
 def with_rows_of(module: MergeModule, rules: RuleSet) -> MergeModule:

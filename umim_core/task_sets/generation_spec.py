@@ -98,9 +98,8 @@ GENERATION_TASKS: Final = Registry[GenerationSet]("umim_core.task_sets", "genera
 """All generation tasks by name; an unknown one lists them."""
 
 
-def add_generation_task(task: GenerationSet) -> GenerationSet:
-    """Add a task under its name."""
-    return GENERATION_TASKS.add(task.name)(task)
+def add_generation_task(task: GenerationSet) -> None:
+    GENERATION_TASKS.add(task.name, task)
 
 
 QUESTIONS: Final = 100  # where a call does not say it

@@ -174,6 +174,5 @@ TASKS: Final = Registry[TaskSet]("umim_core.task_sets", "task")
 """All tasks by name; an unknown one lists them."""
 
 
-def add_task(task: TaskSet) -> TaskSet:
-    """Add a task under its name."""
-    return TASKS.add(task.name)(task)
+def add_task(task: TaskSet) -> None:
+    TASKS.add(task.name, task)
