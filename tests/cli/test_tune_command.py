@@ -94,7 +94,7 @@ def test_a_checkpoint_is_tuned_further_with_its_weights(
         *OPTIONS[8:],
     )
     done = umim("tune", backbone, log_file, "--out", second, *still)
-    assert done.code == 0, done.err
+    assert done.code == 0 and f"\n  umim serve {second}\n" in done.out, done.err
     one, two = Checkpoint.load(first), Checkpoint.load(second)
     assert two.config.form() == one.config.form() and two.config.adapter_rank == 2
     assert two.module.digest() == one.module.digest()

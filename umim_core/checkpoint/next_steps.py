@@ -87,10 +87,13 @@ def _short(texts: Sequence[str], reading: Reading) -> list[str]:
     return [str(folder)] if is_whole else list(texts)
 
 
-def after_making(checkpoint: Path, name: str | None, out: Path) -> list[str]:
+def after_making(
+    checkpoint: Path, name: str | None, out: Path, *, to_serve: bool = False
+) -> list[str]:
     """Return where a checkpoint in ``out`` is, the name that it has, if any, and how to use it."""
     named = [] if name is None else [f"name:       {name}   (umim path lists all)"]
-    return [f"checkpoint: {checkpoint}", *named, "", "Next:", *after_training(out)]
+    use = [f"  {shlex.join(['umim', 'serve', str(out)])}"] if to_serve else after_training(out)
+    return [f"checkpoint: {checkpoint}", *named, "", "Next:", *use]
 
 
 def after_training(checkpoint: str | Path) -> list[str]:

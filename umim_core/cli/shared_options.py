@@ -287,12 +287,15 @@ def emit_checkpoint(
     lines: Sequence[str],
     as_json: bool,
     further: Sequence[str] = (),
+    *,
+    to_serve: bool = False,
 ) -> None:
-    """Name a checkpoint that was made, and print what it is and how to use it."""
+    """Name a checkpoint that was made, and print what it is and how to use, or serve, it."""
     from umim_core.checkpoint.next_steps import after_making
 
     name = place.record(checkpoint)
-    shown = [*lines, *after_making(checkpoint, name, place.directory), *further]
+    made = after_making(checkpoint, name, place.directory, to_serve=to_serve)
+    shown = [*lines, *made, *further]
     emit({"checkpoint": str(checkpoint), "name": name, **document}, shown, as_json)
 
 

@@ -111,7 +111,8 @@ def tune(
         compared = tune_checkpoint(rows, options, target.directory)
     document = {**asdict(compared), "left_out": dict(left.reasons)}
     lines = [*left.lines("not counted: "), *_lines(compared, time.monotonic() - began)]
-    shared.emit_checkpoint(target, target.directory / "checkpoint", document, lines, as_json)
+    checkpoint = target.directory / "checkpoint"
+    shared.emit_checkpoint(target, checkpoint, document, lines, as_json, to_serve=True)
 
 
 def _lines(compared: Comparison, seconds: float) -> list[str]:
