@@ -296,8 +296,8 @@ def test_a_response_template_says_how_a_reply_is_read(
         assert read([text], form) == (text, [])
     shown = CallForm(QWEN, frozenset({"<tool_call>"}))  # special tokens, which others never see
     assert read(["a <tool_call>{"], shown) == ("a {", [])
-    program = tmp_path / "python"  # a pattern that does not end is ended by the alarm
-    program.write_text("#!/bin/sh\nread request\nkill -ALRM $$\n")
+    program = tmp_path / "python"  # a pattern that does not end is ended by the timer
+    program.write_text("#!/bin/sh\nread request\nkill -PROF $$\n")
     program.chmod(0o700)
     monkeypatch.setattr(template_process, "_writers", {})
     monkeypatch.setattr(sys, "executable", str(program))

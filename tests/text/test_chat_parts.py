@@ -343,10 +343,10 @@ def test_a_hostile_template_ends_in_one_error(
     tokenizer: PreTrainedTokenizerBase, name: str
 ) -> None:
     tokenizer.chat_template = HOSTILE[name]
-    began = time.monotonic()
+    began = os.times().children_user
     with pytest.raises(GenerationError, match="in seconds and in bounded memory"):
         write_chat(CHAT, tokenizer)
-    assert time.monotonic() - began < 10
+    assert os.times().children_user - began < 10
     tokenizer.chat_template = FAITHFUL["plain"]
     assert write_chat(CHAT, tokenizer).places  # the next one is served
 
@@ -354,7 +354,7 @@ def test_a_hostile_template_ends_in_one_error(
 @pytest.mark.parametrize(
     ("ends", "message"),
     [
-        ("kill -ALRM $$", "in bounded memory.*; got .*does not end in seconds"),
+        ("kill -PROF $$", "in bounded memory.*; got .*does not end in seconds"),
         ("kill -KILL $$", "in bounded memory.*; got .*more memory"),
         ("kill -SEGV $$", "in bounded memory.*; got .*more memory"),
         ("kill -TERM $$", "must start and live; got exit status -15"),
@@ -438,13 +438,13 @@ def test_writing_a_chat_is_linear_in_its_size(
 ) -> None:
     """32,000 empty messages took 30 s where every mark was looked for from the beginning."""
     tokenizer.chat_template = FAITHFUL[name]
-    roles = ("user", "assistant") * 16_000
+    roles = ("user", "assistant") * 8_000
     chat = [{"role": role, "content": content} for role in roles]
     write_chat(chat[:2], tokenizer)
     began = time.process_time()
     written = write_chat(chat, tokenizer)
     encode_parts(tokenizer, written.text, written.places)
-    assert time.process_time() - began < 15  # about one
+    assert time.process_time() - began < 3  # about a half; quadratic, 7 of 30
     assert len(written.places) == (len(chat) // 2 if content else 0)
 
 
@@ -456,12 +456,12 @@ def test_finding_tools_is_linear_in_their_number(
     other = "{% for t in tools %}{{ t.function.name }};{% endfor %}" + FAITHFUL["plain"]
     tokenizer.chat_template = TOOLED.get(name, other)
     about = 'x\\"' * 30  # what ends no text
-    tools = [{**TOOLS[0], "function": {"name": f"f{n}", "about": about}} for n in range(20_000)]
+    tools = [{**TOOLS[0], "function": {"name": f"f{n}", "about": about}} for n in range(8_000)]
     tools[0]["function"]["about"] = '\\"' * 100_000
     write_chat(TOOL_CHAT[:2], tokenizer, TOOLS)
     began = time.process_time()
     written = write_chat(TOOL_CHAT[:2], tokenizer, tools, ("tools",))
-    assert time.process_time() - began < 15
+    assert time.process_time() - began < 5  # quadratic, 12 of 78
     assert len(written.places) == (0 if name == "other" else 2 * len(tools))
 
 

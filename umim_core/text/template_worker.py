@@ -1,10 +1,10 @@
 """The process that runs templates for ``template_process``, apart from this package.
 
 A template is code of whoever made the model: it may loop for ever, or double a text until memory is
-gone, in ways that no check of its text finds. Here the kernel ends it: an alarm and a bound on the
-process's memory. One JSON request per line, ``{"template", "messages", "tools", "names"}``
-or ``{"template", "reply", "tools"}``, one JSON answer per line, ``{"text"}``, ``{"message"}`` or
-``{"error"}``.
+gone, in ways that no check of its text finds. Here the kernel ends it: a timer of processor time,
+which others do not use up, and a bound on the process's memory. One JSON request per line,
+``{"template", "messages", "tools", "names"}`` or ``{"template", "reply", "tools"}``, one JSON
+answer per line, ``{"text"}``, ``{"message"}`` or ``{"error"}``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAULTS: Final = (
 
 
 def _answer(line: bytes) -> dict[str, Any]:
-    signal.alarm(_SECONDS + len(line) // 1_000_000)
+    signal.setitimer(signal.ITIMER_PROF, _SECONDS + len(line) // 1_000_000)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     bound = _BYTES + 64 * len(line)
     if hard != resource.RLIM_INFINITY:
@@ -59,7 +59,7 @@ def main() -> None:
     """Answer requests until stdin ends."""
     for line in sys.stdin.buffer:
         answer = json.dumps(_answer(line))
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(answer + "\n")
         sys.stdout.flush()
 
