@@ -26,7 +26,7 @@ HEAD = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n"
 
 
 class Hasty(Connection):
-    head_seconds = 0.5
+    head_seconds = 1.0
     write_seconds = 0.3
 
 
@@ -115,7 +115,7 @@ def test_what_never_becomes_a_request_is_closed(url: str, sent: bytes) -> None:
 def test_a_slow_body_has_its_own_time(url: str) -> None:
     with connected(url) as client:
         client.sendall(b"POST /read HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\nx")
-        time.sleep(1.0)  # more than a head has
+        time.sleep(1.5)  # more than a head has
         client.sendall(b"x")
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
