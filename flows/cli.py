@@ -46,7 +46,6 @@ MlflowPort = Annotated[
 ]
 _QUIET = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -109,9 +108,8 @@ def run(
         return
     _log_progress()
     from flows.launch import launch
-    from tasks.run.prefect_runs import prefect_must_answer, start_temporary_server
+    from tasks.run.prefect_runs import prefect_must_answer
 
-    start_temporary_server()
     with prefect_must_answer():
         launch(recipe, loaded, flow, confirm_run_unsafe_code, as_json)
 

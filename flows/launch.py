@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
+
+from prefect import Flow
+from prefect.settings import PREFECT_API_URL
 
 from flows import pipeline_flows
 from tasks.report.comparison import summary
@@ -21,6 +24,8 @@ from umim_core.evaluation.sizes import REDUCTIONS
 from umim_core.store.artifacts import read_json
 
 _DIFFERENCE: Final = "_difference"
+P = ParamSpec("P")
+T = TypeVar("T")
 Row = Mapping[str, Any]
 
 
@@ -62,28 +67,33 @@ def _by_metrics(scores: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
     return grouped
 
 
+def _called(flow: Flow[P, T]) -> Callable[P, T]:
+    """Return a flow, or its function alone where no Prefect server is named: none is started."""
+    return flow if PREFECT_API_URL.value() else flow.fn
+
+
 def launch(
     recipe: str, loaded: AnyRecipe, flow: str, confirm_run_unsafe_code: bool, as_json: bool
 ) -> None:
     """Run the flow that a recipe is for, and print its result."""
     if isinstance(loaded, TableRecipe):
-        measured = pipeline_flows.table(recipe, confirm_run_unsafe_code)
+        measured = _called(pipeline_flows.table)(recipe, confirm_run_unsafe_code)
         content = read_json(Path(measured))
         emit({"path": measured, "table": content}, [*score_lines(content), measured], as_json)
         return
     if isinstance(loaded, AdaptationRecipe):
-        (folders,) = pipeline_flows.adapt(recipe)
+        (folders,) = _called(pipeline_flows.adapt)(recipe)
         path = Path(folders[RESULT])
         page = (path / f"{RESULT}.md").read_text(encoding="utf-8")
         emit({"path": str(path)}, [page, str(path)], as_json)
         return
     if flow != "full":
-        result = getattr(pipeline_flows, flow)(recipe)
+        result = _called(getattr(pipeline_flows, flow))(recipe)
         shown = result if isinstance(result, str) else json.dumps(result, indent=1)
         emit({"flow": flow, "result": result}, [shown, *_checkpoint_lines(loaded.name)], as_json)
         return
     began = time.monotonic()
-    path = Path(pipeline_flows.full_pipeline(recipe))
+    path = Path(_called(pipeline_flows.full_pipeline)(recipe))
     data = ReportData.model_validate_json((path / "report.json").read_text(encoding="utf-8"))
     lines = [
         table_text(summary(data.rows, data.config)).rstrip(),

@@ -128,21 +128,20 @@ class PipelineRun(Generic[R]):
         return site_of(self.root, self.recipe, self.lease)
 
     def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
-        """Run one stage as a Prefect task and record it in MLflow."""
+        """Run one stage, a Prefect task in a flow run, and record it in MLflow."""
         name = call.stage.name
         shown = " ".join(part for part in (name, label, setting) if part)
-        started = task(
-            lambda: call.build(self.site),
-            name=name,
-            task_run_name=shown,
-            cache_policy=NO_CACHE,
-            persist_result=False,
-        )
+        build: Callable[[], Artifact] = lambda: call.build(self.site)  # noqa: E731
+        if FlowRunContext.get() is not None:
+            as_task = task(
+                name=name, task_run_name=shown, cache_policy=NO_CACHE, persist_result=False
+            )
+            build = as_task(build)
         of = " ".join(part for part in (label, setting) if part)
         live = partial(self.tracker.live, self.key, shown)
         with listening(live, of):
             try:
-                artifact: Artifact = started()
+                artifact = build()
             finally:
                 release_memory()  # a worker will train on the GPU that this process measured on
         self.artifacts.append(artifact)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -23,11 +22,7 @@ from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogHandler
-from prefect.settings import (
-    PREFECT_API_URL,
-    PREFECT_SERVER_ALLOW_EPHEMERAL_MODE,
-    get_current_settings,
-)
+from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled
 
 from tasks.cluster.ray_cluster import CHECKOUT
@@ -35,37 +30,9 @@ from tasks.cluster.stopping import is_stoppable, on_stop, stoppable
 from tasks.run.services import POOL
 from umim_core.addresses import scrubbed
 from umim_core.errors import ClusterError, ConfigError, UmimError, require
-from umim_core.store.child_processes import die_with_parent
 
 logger = logging.getLogger("umim.prefect")
 _TOLD_SECONDS: Final = 2.0
-
-
-def start_temporary_server() -> None:
-    """Start Prefect's temporary server where no other is named, to end with this process.
-
-    Prefect itself would leave it running after a kill, and let the terminal's Ctrl-C end it before
-    it hears of the end of the run, with a traceback per connection.
-    """
-    if PREFECT_API_URL.value() or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
-        return
-    from prefect.server.api.server import SubprocessASGIServer
-
-    class Server(SubprocessASGIServer):
-        def _run_uvicorn_command(self) -> subprocess.Popen[bytes]:
-            app = "prefect.server.api.server:create_app"
-            command = [sys.executable, "-m", "uvicorn", "--factory", app, "--host", "127.0.0.1"]
-            command += ["--port", str(self.port), "--log-level", "error", "--lifespan", "on"]
-            own = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
-            own |= get_current_settings().to_environment_variables(exclude_unset=True)
-            return subprocess.Popen(  # noqa: S603  commands are our own
-                command,
-                env={**os.environ, **own, "PREFECT__SERVER_FINAL": "1"},
-                preexec_fn=die_with_parent,
-                start_new_session=True,
-            )
-
-    Server().start()
 
 
 @contextmanager
@@ -88,7 +55,7 @@ def prefect_must_answer() -> Iterator[None]:
     except httpx.HTTPError as error:
         away = ClusterError(
             "Prefect's server must answer when a flow run begins and ends",
-            _shown(f"{PREFECT_API_URL.value() or 'the temporary server'}: {error}"),
+            _shown(f"{PREFECT_API_URL.value()}: {error}"),
             "Start it, or unset PREFECT_API_URL; the same command again finds every finished stage "
             "and ends at once.",
         )

@@ -7,18 +7,28 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import Result
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
+from flows import pipeline_flows
 from flows.cli import app
+from flows.launch import _called
 from support.processes import run_command
 from support.shared_services import PrefectServer
 from support.small_recipe import least_recipe
 from support.source_tree import ROOT
+from tasks.cluster.lease import ClusterLease
 from tasks.run.checks import check_positions
+from tasks.run.pipeline import PipelineRun
 from tasks.run.recipes import find_recipe
+from tasks.stages.mine import given_rules_stage
+from tasks.stages.named import NamedRules, NamedTokenizer
+from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.errors import BackboneError, ConfigError
 
 
@@ -64,6 +74,21 @@ def test_rows_longer_than_the_positions_are_refused_before_anything_runs(tmp_pat
     path.write_text(text.replace("segment_length: 512", "segment_length: 4000"), encoding="utf-8")
     with pytest.raises(ConfigError, match="2048, the positions of umim-docs-llama"):
         check_positions(find_recipe(str(path)))
+
+
+def test_without_a_server_the_function_of_a_flow_is_called_and_its_stages_are_no_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = "http://127.0.0.1:9/api"
+    for address, wanted in ((ask, pipeline_flows.mine), (None, pipeline_flows.mine.fn)):
+        with temporary_settings({PREFECT_API_URL: address}):
+            assert _called(pipeline_flows.mine) is wanted
+    recipe, silent = least_recipe(), SimpleNamespace(stage_run=lambda *_, **__: None, live=print)
+    monkeypatch.setattr("tasks.run.pipeline.task", None)
+    run: Any = PipelineRun(recipe, tmp_path, ClusterLease(recipe.cluster), silent, "key")
+    rules = NamedRules(str(resolve_checkpoint("umim-docs-llama") / "rules"))
+    made = run.stage(given_rules_stage(tokenizer=NamedTokenizer("umim-docs-llama"), rules=rules))
+    assert made.executed and (made.path / "rules").is_dir()
 
 
 @pytest.mark.full

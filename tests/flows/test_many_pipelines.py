@@ -22,7 +22,6 @@ def test_eight_pipelines_at_once_share_a_store_that_none_has_made(tmp_path: Path
         path = tmp_path / f"run-{number}.yaml"
         recipe = write_recipe(path, cluster={"workers": 0, "cpus": 1})
         own = {"UMIM_ROOT": str(tmp_path / f"root-{number % 2}")}
-        own["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "900"
         processes.append(start(path.with_suffix(""), recipe, **own))
     for number, process in enumerate(processes):
         assert process.wait() == 0, said(tmp_path / f"run-{number}")
