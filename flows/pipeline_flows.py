@@ -10,10 +10,10 @@ from prefect import flow
 
 from flows import parts
 from flows.adaptation_curves import measure_adaptation
-from tasks.report.compare import comparison_rows, record_comparison
+from tasks.report.ablation import ablation_page, read_ablation
+from tasks.report.compare import comparison_rows, record_adaptation, record_comparison
 from tasks.report.comparison import comparison
-from tasks.report.publish_run import announce_ablation, announce_adaptation, announce_report
-from tasks.report.render import table_text
+from tasks.report.render import table_markdown, table_text
 from tasks.run.pipeline import open_pipeline
 from tasks.run.recipes import confirmed, find_recipe
 from tasks.stages.adaptation import RESULT
@@ -34,7 +34,8 @@ def full_pipeline(recipe: str = "embedded") -> str:
         report = run.stage(
             report_stage(recipe=run.recipe, cells=results, shipped=shipped, links=run.links())
         )
-        announce_report(run, rows, report)
+        compared = comparison(rows, run.recipe.model_dump(mode="json"))
+        run.announce(report, table_markdown(compared))
         return str(report.path)
 
 
@@ -64,7 +65,9 @@ def adapt(recipe: str = "embedded") -> list[dict[str, str]]:
     if isinstance(find_recipe(recipe), AdaptationRecipe):
         with open_pipeline(recipe, "umim-adapt", AdaptationRecipe) as curves:
             adaptation = measure_adaptation(curves)
-            announce_adaptation(curves, adaptation)
+            record_adaptation(curves, adaptation)
+            page = (adaptation.path / f"{RESULT}.md").read_text(encoding="utf-8")
+            curves.announce(adaptation, page)
             return [{RESULT: str(adaptation.path)}]
     with open_pipeline(recipe, "umim-adapt") as run:
         sources, results = parts.train(run)
@@ -106,7 +109,7 @@ def ablate(recipe: str = "ablation-thresholds") -> str:
         ablation = run.stage(
             ablation_stage(recipe=run.recipe, results=results), label=run.recipe.name
         )
-        announce_ablation(run, ablation)
+        run.announce(ablation, ablation_page(read_ablation(ablation)))
         return ablation_summary(ablation)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
 from tasks.report.comparison import (
     COMPARISON_METRICS,
@@ -20,16 +21,22 @@ from tasks.report.comparison import (
 )
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
+from tasks.tracking.compare_view import ADAPTATION_SOURCE
 from umim_core.adaptation.settings import BASE, WT, find_setting, measures
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.checkpoint.checkpoint_index import own_name
+from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import Cell
 from umim_core.errors import ConfigError
 from umim_core.rules.ruleset import RULES_SCHEMA
-from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes
+from umim_core.store.artifacts import canonical_json, read_json, read_manifest, sha256_bytes
 from umim_core.task_sets.spec import TASKS
 
 _RULES = "checkpoint/rules"
+_OF_A_POINT: Final = (
+    *("rules", "token_reduction", "input_reduction", "accuracy", "accuracy_se", "difference"),
+    *("difference_se", "gained", "lost", "margin", "margin_difference", "margin_difference_se"),
+)
 Scores = dict[tuple[str, str], Artifact]
 """Artifacts of the stage task-score by (task, setting); the setting ``base`` is among them."""
 
@@ -198,3 +205,24 @@ def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
         run.tracker.comparison_run(
             run.key, key, run_label(row), params, row.measured(), source=row.source
         )
+
+
+def record_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact) -> None:
+    """Write every model of the curves as a row of its own, the base models first."""
+    body: Any = read_json(adaptation.path / "adaptation.json")
+    for place in body["backbones"]:
+        model = short_name(place["backbone"])
+        shared = {"task": body["task"], "model": model, "checkpoint": place["checkpoint"]}
+        for point in ({"setting": BASE, **place["base"]}, *place["points"]):
+            params = shared | {name: point.get(name) for name in ("setting", "tau", "seed")}
+            metrics = {name: point.get(name) for name in _OF_A_POINT}
+            key = sha256_bytes(canonical_json([run.key, params, metrics]).encode())
+            tau = "" if params["tau"] is None else f" τ {params['tau']}"
+            run.tracker.comparison_run(
+                run.key,
+                key,
+                f"{params['setting']}{tau} {model}",
+                params,
+                metrics,
+                source=ADAPTATION_SOURCE,
+            )

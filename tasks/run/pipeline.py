@@ -21,6 +21,7 @@ from typing import Generic, TypeVar, get_args
 
 import torch
 from prefect import task
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
@@ -35,7 +36,7 @@ from tasks.run.checks import (
     check_positions,
     check_root,
 )
-from tasks.run.prefect_runs import flow_run_context
+from tasks.run.prefect_runs import flow_run_context, prefect_may_be_away
 from tasks.run.recipes import find_recipe
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, StageCall, time_lines, verifying_once
@@ -192,6 +193,17 @@ class PipelineRun(Generic[R]):
             ],
             tags={"umim.digest": artifact.digest, "umim.path": str(artifact.path)},
         )
+
+    def announce(self, result: Artifact, page: str) -> None:
+        """Attach a result to the MLflow run, and show its page, with a link there, in Prefect."""
+        self.tracker.attach(self.key, [result.path], replace=result.executed)
+        if FlowRunContext.get() is None:
+            return
+        with prefect_may_be_away():
+            shown = [line for line in page.splitlines() if not line.startswith("![")]  # of files
+            if (pages := self.pages()) is not None:
+                shown += ["", f"Comparison in MLflow: {pages.line()}"]
+            create_markdown_artifact("\n".join(shown), key=f"umim-{result.stage}")
 
     def pages(self) -> Pages | None:
         """Return where MLflow shows the run and its comparison; None if that is not known now."""

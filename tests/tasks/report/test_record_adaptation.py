@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from support.sites import made
 from tasks.cluster.lease import ClusterLease
-from tasks.report.publish_run import announce_adaptation
+from tasks.report.compare import record_adaptation
 from tasks.run.pipeline import PipelineRun
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact
@@ -65,8 +65,8 @@ def test_every_point_is_a_row_of_the_view_that_the_run_links_to(
     with ClusterLease(recipe.cluster) as lease:
         run: PipelineRun[AdaptationRecipe] = PipelineRun(recipe, tmp_path, lease, tracker, "p")
         adaptation = _adaptation(tmp_path)
-        announce_adaptation(run, adaptation)
-        announce_adaptation(run, adaptation)  # equal rows are found, not added
+        record_adaptation(run, adaptation)
+        record_adaptation(run, adaptation)  # equal rows are found, not added
         pages = run.pages()
     client = MlflowClient(store)
     experiment = client.get_experiment_by_name("umim")
