@@ -1,15 +1,13 @@
 """Tokenising a corpus in parallel: one job per (split, file), a part written where the job runs.
 
-Workers write into the stage's folder, on the driver's machine unless all nodes share its disk; a
-worker first looks for a mark in it. The driver reads every part and compares its digest with the
-worker's before it writes an index.
+Workers write into the stage's folder, on the driver's machine unless all nodes share its disk. The
+driver reads every part and compares its digest with the worker's before it writes an index.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -21,7 +19,6 @@ from tasks.cluster.worker_tasks import require_room_to_write, run_on_cluster
 from umim_core.addresses import is_address
 from umim_core.errors import ClusterError, CorpusError, TokenizerMismatchError, UmimError
 from umim_core.store.artifacts import sha256_file
-from umim_core.store.disk import leave_mark, not_shared, sees_mark
 from umim_core.store.scratch import sweep
 from umim_core.text.rows import BadRows
 from umim_core.text.sources import HubDataset, Source, TextFiles, TokenIds
@@ -56,7 +53,6 @@ class TokenJob:
     tokenizer: TokenizerRef
     limit: int | None = None
     threads: int | None = None
-    mark: int | None = None
 
 
 @dataclass
@@ -103,8 +99,6 @@ def split_jobs(
 
 def tokenize_file(job: TokenJob) -> Tokenized:
     """Tokenise one file into a part."""
-    if job.mark is not None and not sees_mark(job.directory, job.mark):
-        raise not_shared(job.directory, socket.gethostname())
     if job.threads is not None:
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if job.threads > 1 else "false"
         os.environ["RAYON_NUM_THREADS"] = str(job.threads)
@@ -199,8 +193,7 @@ def _run_on_cluster(jobs: Sequence[TokenJob], lease: ClusterLease) -> list[Outco
     require_room_to_write(cluster, cores=1)
     sizes = [int(machine.get("CPU", 0)) for machine in cluster.writers()]
     threads = threads_per_job(sum(sizes) // len(jobs), sizes)
-    marks = {folder: leave_mark(folder) for folder in {job.directory for job in jobs}}
-    placed = [replace(job, threads=threads, mark=marks[job.directory]) for job in jobs]
+    placed = [replace(job, threads=threads) for job in jobs]
     outcomes: dict[int, Written | dict[str, object]] = {}
     calls = {number: partial(written, job) for number, job in enumerate(placed)}
     run_on_cluster(lease, calls, outcomes.__setitem__, threads, writes=True)
