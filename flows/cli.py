@@ -116,7 +116,7 @@ def run(
 
 def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     from flows.parts import plan
-    from tasks.plan.planner import memory_lines, memory_of_cells
+    from tasks.plan.planner import memory_of_cells
     from tasks.run.checks import check_backbones, check_machine, check_named
     from umim_core.config.adaptation_recipe import AdaptationRecipe
     from umim_core.config.recipe import Recipe
@@ -134,7 +134,7 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     lines += [f"not looked up, the hub is out of reach: {name}" for name in unknown]
     if cells:
         document["distillation"] = [cell.as_dict() for cell in cells]
-    emit(document, [*lines, *memory_lines(cells)], as_json)
+    emit(document, lines + [cell.line() for cell in cells], as_json)
     for cell in cells:
         cell.check()
     # A recipe with hardware is meant for that machine, a table or curves for a cluster.

@@ -73,16 +73,15 @@ class CellMemory:
             "fits": self.fits,
         }
 
-    def lines(self) -> list[str]:
-        """Return the numbers for people, without the cell."""
-        verdict = "fits" if self.fits else "may not fit"
-        rows = {
-            "for": f"{self.hardware.gpus} x {self.hardware.name}",
-            "steps at most": f"{self.steps:,}",
-            "memory of a GPU": f"at most {self.memory_bytes / _GIB:.2f} GiB of "
-            f"{self.hardware.gpu_memory_gib:g}, {verdict}",
-        } | {f"  {name}": f"{size / _GIB:.2f} GiB" for name, size in self.parts.items()}
-        return [f"  {name:22}{value}" for name, value in rows.items()]
+    def line(self) -> str:
+        """Return the numbers for people."""
+        most, verdict = self.memory_bytes / _GIB, "fits" if self.fits else "may not fit"
+        parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in self.parts.items())
+        return (
+            f"distillation of {self.label}, on {self.hardware.gpus} x {self.hardware.name}: steps "
+            f"at most {self.steps:,}; memory of a GPU at most {most:.2f} GiB of "
+            f"{self.hardware.gpu_memory_gib:g}, {verdict} ({parts})"
+        )
 
     def check(self) -> None:
         """Refuse a training that may not fit."""
@@ -121,17 +120,6 @@ def memory_of_cells(recipe: RunRecipe) -> list[CellMemory]:
         )
         for cell in recipe.cells
     ]
-
-
-def memory_lines(cells: list[CellMemory]) -> list[str]:
-    """Return the numbers for people, cells that take the same together."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for cell in cells:
-        groups.setdefault(tuple(cell.lines()), []).append(cell.label)
-    lines: list[str] = []
-    for text, labels in groups.items():
-        lines += ["", "distillation, from shapes, each of:", *(f"  - {x}" for x in labels), *text]
-    return lines
 
 
 def _shape(hardware: HardwareConfig, cell: Cell) -> BackboneShape:
