@@ -1,8 +1,7 @@
 """Errors of Ray: the first cause, whole, and the remedy that fits it.
 
 Ray wraps what a worker raised in errors of its own, one for each layer that it passes, and a
-worker that was lost in others. Whoever runs the command needs what stands at the bottom. Ray would
-lose the parts of a typed error, so workers return those as plain data.
+worker that was lost in others. Whoever runs the command needs what stands at the bottom.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from typing import Final, TypeVar
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import LOCAL, Cluster, cluster_address
-from tasks.cluster.worker_errors import as_data, cluster_error, from_data
+from tasks.cluster.worker_errors import cluster_error
 from tasks.storage.node_files import fetch_inputs
 from umim_core.backbone.devices import release_memory
 from umim_core.config.recipe import ClusterConfig
-from umim_core.errors import ClusterError, UmimError, require
+from umim_core.errors import ClusterError, require
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -91,7 +91,7 @@ def run_on_cluster(
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=_WAIT_SECONDS)
             for reference in done:
-                finished(waiting.pop(reference), _result(ray.get(reference)))
+                finished(waiting.pop(reference), ray.get(reference))
     except ray.exceptions.RayError as error:
         again = "Run the same command again; finished parts are kept."
         raise cluster_error("a task of the cluster must end", error, again) from error
@@ -175,22 +175,12 @@ def cores_of_a_machine(config: ClusterConfig) -> int:
     return max(1, *cores)
 
 
-def _call(job: Callable[[], R], threads: int) -> tuple[R | None, dict[str, object] | None]:
-    """Return a result, or a typed error as data: Ray would lose its parts."""
+def _call(job: Callable[[], R], threads: int) -> R:
     import torch
 
     torch.set_num_threads(threads)  # a call before this one may have had other cores
     try:
         fetch_inputs(job)
-        return job(), None
-    except UmimError as error:
-        return None, as_data(error)
+        return job()
     finally:
         release_memory()  # of a GPU that another worker may have next
-
-
-def _result(answer: tuple[R | None, dict[str, object] | None]) -> R:
-    result, error = answer
-    if error is not None:
-        raise from_data(error)
-    return result  # type: ignore[return-value]  # None only where the function returns it

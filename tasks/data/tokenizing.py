@@ -14,7 +14,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.cluster.worker_errors import as_data, from_data
 from tasks.cluster.worker_tasks import require_room_to_write, run_on_cluster
 from umim_core.addresses import is_address
 from umim_core.errors import ClusterError, CorpusError, TokenizerMismatchError, UmimError
@@ -194,29 +193,29 @@ def _run_on_cluster(jobs: Sequence[TokenJob], lease: ClusterLease) -> list[Outco
     sizes = [int(machine.get("CPU", 0)) for machine in cluster.writers()]
     threads = threads_per_job(sum(sizes) // len(jobs), sizes)
     placed = [replace(job, threads=threads) for job in jobs]
-    outcomes: dict[int, Written | dict[str, object]] = {}
+    outcomes: dict[int, Written | UmimError] = {}
     calls = {number: partial(written, job) for number, job in enumerate(placed)}
     run_on_cluster(lease, calls, outcomes.__setitem__, threads, writes=True)
     return [checked(outcomes[number], job) for number, job in enumerate(placed)]
 
 
-def written(job: TokenJob) -> Written | dict[str, object]:
-    """Run a job and return its result with the digests of its files, or its typed error as data.
+def written(job: TokenJob) -> Written | UmimError:
+    """Run a job and return its result with the digests of its files, or its typed error.
 
-    As data, the first error in canonical order is raised, whichever worker failed first.
+    So the first error in canonical order is raised, whichever worker failed first.
     """
     try:
         done = tokenize_file(job)
     except UmimError as error:
-        return as_data(error)
+        return error
     names = [name for part in done.parts for name in part.files]
     return Written(done, {name: sha256_file(job.directory / name) for name in names})
 
 
-def checked(outcome: Written | dict[str, object], job: TokenJob) -> Outcome:
+def checked(outcome: Written | UmimError, job: TokenJob) -> Outcome:
     """Return what a worker wrote, once its files are here as it wrote them."""
-    if not isinstance(outcome, Written):
-        return from_data(outcome)
+    if isinstance(outcome, UmimError):
+        return outcome
     for name, digest in outcome.sums.items():
         path = job.directory / name
         here = sha256_file(path) if path.is_file() else "no file"

@@ -12,7 +12,6 @@ import ray
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import Cluster
-from tasks.cluster.worker_errors import as_data
 from tasks.cluster.worker_tasks import (
     cores_of_a_call,
     run_on_cluster,
@@ -21,7 +20,7 @@ from tasks.cluster.worker_tasks import (
 from tasks.data import tokenizing
 from tasks.run.pipeline import side_by_side
 from umim_core.config.recipe import ClusterConfig
-from umim_core.errors import ClusterError
+from umim_core.errors import ClusterError, NumericalError
 from umim_core.text.sources import TokenIds
 
 TOKENIZER = tokenizing.TokenizerRef("any", None, "any")
@@ -47,11 +46,19 @@ def test_calls_of_two_threads_never_overlap_in_one_process() -> None:
     assert met == {0: False, 1: False}
 
 
+def refuse() -> None:
+    raise NumericalError("a loss must be finite", [1, 2], "Lower the learning rate.")
+
+
 @pytest.mark.full
-def test_an_error_of_a_worker_that_is_none_of_ours_is_named_with_its_text() -> None:
-    lease = ClusterLease(ClusterConfig(workers=1, cpus=1))
-    with pytest.raises(ClusterError) as raised, lease:
-        run_on_workers(lease, {"the job": partial(int, "no number")}, lambda *_: None)
+def test_an_error_of_a_worker_is_itself_if_it_is_typed_and_else_named_with_its_text() -> None:
+    with ClusterLease(ClusterConfig(workers=1, cpus=1)) as lease:
+        with pytest.raises(NumericalError) as typed:
+            run_on_workers(lease, {"the job": refuse}, lambda *_: None)
+        with pytest.raises(ClusterError) as raised:
+            run_on_workers(lease, {"the job": partial(int, "no number")}, lambda *_: None)
+    assert str(typed.value) == "a loss must be finite; got [1, 2]. Lower the learning rate."
+    assert type(typed.value) is NumericalError and typed.value.remedy.startswith("Lower")
     assert raised.value.rule == "a task of the cluster must end"
     assert str(raised.value.value).startswith("ValueError: invalid literal for int()")
     again = "Correct what the error names, then run the same command again."
@@ -112,7 +119,7 @@ def test_tokenising_has_the_cores_of_the_machines_that_it_may_run_on(
     def note(_: object, calls: dict[int, Any], finished: Any, cores: int, **__: object) -> None:
         asked.append(cores)
         for number in calls:
-            finished(number, as_data(ClusterError("noted")))
+            finished(number, ClusterError("noted"))
 
     monkeypatch.setattr(tokenizing, "run_on_cluster", note)
     job = tokenizing.TokenJob("x", 0, TokenIds(path="ids.npy"), tmp_path, TOKENIZER)
