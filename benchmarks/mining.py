@@ -243,8 +243,7 @@ def on_ray(ids: str, tokens: int | None, tau: int, rounds: int) -> Report:
     The start of the cluster and the first count of each side are left out.
     """
     from tasks.cluster.ray_cluster import ray_cluster
-    from tasks.data.counting import ClusterCounter
-    from tasks.data.counting_tables import Corpus
+    from tasks.data.counting import ClusterCounter, Corpus
 
     text, offsets = whole_segments(open_ids(Path(ids), tokens))
     starts = range(0, len(text), _WRITE_TOKENS)

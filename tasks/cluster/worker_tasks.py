@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import LOCAL, Cluster, cluster_address
 from tasks.cluster.worker_errors import cluster_error
-from tasks.storage.node_files import fetch_inputs
+from tasks.storage.remote_root import fetch_inputs
 from umim_core.backbone.devices import release_memory
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError, require

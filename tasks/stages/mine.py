@@ -20,8 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from tasks.cluster.worker_tasks import call_on_worker
-from tasks.data.counting import ClusterCounter, Counted, default_block_tokens
-from tasks.data.counting_tables import Corpus, cluster_cpus
+from tasks.data.counting import ClusterCounter, Corpus, Counted, cluster_cpus, default_block_tokens
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, Metrics, Part, stage
 from tasks.stages.named import NamedBackbone, NamedRules, NamedTokenizer

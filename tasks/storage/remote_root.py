@@ -8,6 +8,9 @@ With ``UMIM_ROOT=s3://bucket/prefix`` (or ``gs://``, ``az://``) stages are built
     checkpoints/<name>.json              names of checkpoints
     marks/<random>                       left while the nodes of a cluster are asked who sees it
 
+Nodes of a cluster that share no disk with the driver read a finished stage from there, once, into
+an ``artifact_root()`` of their own, at the same path as the driver's.
+
 A stage without a manifest is not there. Two machines may build one at the same time: the manifest
 of the first counts, and the files of the other lie in a folder of their own unless they are equal.
 So a stage is whole even where a server ignores ``If-None-Match`` and the last manifest wins.
@@ -26,7 +29,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -37,6 +40,7 @@ from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
 from umim_core.errors import ArtifactError, MissingExtraError
 from umim_core.store.artifacts import MANIFEST, payload_files, read_manifest, safe_join
 from umim_core.store.disk import flush_tree
+from umim_core.store.locking import directory_lock
 from umim_core.store.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -314,3 +318,43 @@ def modified(entry: Entry) -> float:
 
 def _shown(error: BaseException) -> str:
     return scrubbed(str(error), *(os.environ.get(name, "") for name in _ENDPOINTS))
+
+
+def local_copy(path: Path) -> Path:
+    """Return a path, of a finished stage once the stage is on this machine.
+
+    A stage that is not finished, and a path outside the artifact root, are left to the caller.
+    """
+    root = artifact_root()
+    if remote_address() is None or not path.is_relative_to(root) or path.exists():
+        return path
+    stage, key, *_ = (*path.relative_to(root).parts, "", "")
+    remote = remote_root()
+    if remote is not None and key and "." not in key:
+        with directory_lock(root / stage / f"{key}.fetch", wait_seconds=None):
+            if not path.exists():
+                remote.fetch(f"{stage}/{key}", root / stage / key)
+    return path
+
+
+def fetch_inputs(job: object) -> None:
+    """Bring every finished stage that a job names a path of to this machine.
+
+    Args:
+        job: Paths, or absolute names of files, in calls, dataclasses, models, mappings and lists.
+    """
+    if remote_address() is None:
+        return
+    if isinstance(job, str | Path):
+        if Path(job).is_absolute():
+            local_copy(Path(job))
+        return
+    if isinstance(job, functools.partial):
+        job = [*job.args, *job.keywords.values()]
+    elif isinstance(job, BaseModel) or (is_dataclass(job) and not isinstance(job, type)):
+        job = list(vars(job).values())
+    elif isinstance(job, Mapping):
+        job = list(job.values())
+    if isinstance(job, list | tuple):
+        for item in job:
+            fetch_inputs(item)

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.data.counting import ClusterCounter, _added
-from tasks.data.counting_tables import Corpus, packed_row
+from tasks.data.counting import ClusterCounter, Corpus, _added, packed_row
 from umim_core.errors import ClusterError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts

@@ -25,8 +25,7 @@ from support.tiny_mining import (
 )
 from support.tiny_pipeline import counting_in_process
 from tasks.cluster.lease import ClusterLease
-from tasks.data.counting import ClusterCounter, Counted
-from tasks.data.counting_tables import Corpus
+from tasks.data.counting import ClusterCounter, Corpus, Counted
 from tasks.run.stage import Artifact
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import CorpusError, ResourceLimitError

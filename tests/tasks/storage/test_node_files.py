@@ -12,7 +12,7 @@ from support.s3 import Machine
 from support.sites import made
 from tasks.cluster.nodes import _answer
 from tasks.run.stage import Artifact
-from tasks.storage.node_files import fetch_inputs, local_copy
+from tasks.storage.remote_root import fetch_inputs, local_copy
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.text.sources import TextFiles
 
