@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from docs.make.document import RESULTS, ROOT, Document
-from tasks.report.ablation import FIGURES, AblationData, ablation_page, figure_svg
+from tasks.report.ablation import FIGURES, ablation_page, figure_svg
 from tasks.report.adaptation import adaptation_page, adaptation_rows, adaptation_svg
 from tasks.report.charts import Line, Panel, chart, svg_file
 from tasks.report.render import Report, environment, page, walk
@@ -101,9 +101,8 @@ def documents_of(results: Path) -> list[Document]:
     mark = f"<!-- results {sha256_file(results)} -->\n"
     figures: dict[str, Callable[[], str]] = {}
     if report.get("kind") == "ablation":
-        data = AblationData.model_validate(report)
-        write_page = partial(ablation_page, data)
-        figures = {f"{results.stem}-{name}": partial(figure_svg, data, name) for name in FIGURES}
+        write_page = partial(ablation_page, report)
+        figures = {f"{results.stem}-{name}": partial(figure_svg, report, name) for name in FIGURES}
     elif report.get("kind") == "adaptation":
         write_page = partial(adaptation_page, report, f"{results.stem}.svg")
         figures = {results.stem: partial(adaptation_svg, report)}

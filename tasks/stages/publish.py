@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import to_json
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.worker_tasks import call_on_worker
 from tasks.report.ablation import (
     FIGURES,
-    AblationCell,
-    AblationData,
-    Budget,
     ablation_page,
     ablation_table,
     figure_svg,
@@ -229,29 +227,28 @@ def ablation_stage(out: Path, _: Site, *, recipe: Recipe, results: list[CellResu
     """Write ``<recipe>.json``, its page ``<recipe>.md`` and the figures."""
     rows = [row for row in comparison_rows(results, [], recipe.seed) if row.setting == WT]
     trained = [result.settings[WT] for result in results]
-    data = AblationData(
-        name=recipe.name,
-        description=recipe.description,
-        seed=recipe.seed,
-        budget=Budget(
-            steps=recipe.distill.max_steps,
-            rows=recipe.distill.batch_size,
-            tokens=recipe.segment_length,
-        ),
-        evaluation=recipe.evaluate.model_dump(include={"alignment_rows", "perplexity_rows"}),
-        recipe=recipe.model_dump(mode="json"),
-        machine=host(),
-        versions=_versions(trained),
-        cells=tuple(
-            _cell(result, row, artifact)
-            for result, row, artifact in zip(results, rows, trained, strict=True)
-        ),
-    )
-    write_json(out / f"{data.name}.json", json.loads(data.model_dump_json()))
-    write_bytes(out / f"{data.name}.md", ablation_page(data).encode())
+    made = {
+        "kind": "ablation",  # tells the file apart from other results
+        "name": recipe.name,
+        "description": recipe.description,
+        "seed": recipe.seed,
+        "budget": {
+            "steps": recipe.distill.max_steps,
+            "rows": recipe.distill.batch_size,
+            "tokens": recipe.segment_length,
+        },
+        "evaluation": recipe.evaluate.model_dump(include={"alignment_rows", "perplexity_rows"}),
+        "recipe": recipe.model_dump(mode="json"),
+        "machine": host(),
+        "versions": _versions(trained),
+        "cells": [*map(_cell, results, rows, trained)],
+    }
+    data = json.loads(to_json(made, inf_nan_mode="null"))
+    write_json(out / f"{recipe.name}.json", data)
+    write_bytes(out / f"{recipe.name}.md", ablation_page(data).encode())
     for name in FIGURES:
-        write_bytes(out / f"{data.name}-{name}.svg", figure_svg(data, name).encode())
-    return {"cells": float(len(data.cells))}
+        write_bytes(out / f"{recipe.name}-{name}.svg", figure_svg(data, name).encode())
+    return {"cells": float(len(rows))}
 
 
 def _versions(trained: list[Artifact]) -> dict[str, str]:
@@ -263,16 +260,18 @@ def _versions(trained: list[Artifact]) -> dict[str, str]:
     return {name: " and ".join(versions) for name, versions in by_library.items()}
 
 
-def _cell(result: CellResult, row: ComparisonRow, trained: Artifact) -> AblationCell:
+def _cell(result: CellResult, row: ComparisonRow, trained: Artifact) -> Report:
     facts, evaluated = trained.manifest()["facts"], result.evaluations[WT].metrics
-    return AblationCell(
-        row=row,
-        rules=rule_counts(result.filtered.path / "rules"),
-        collision_rate=result.filtered.metrics.get("collision_rate"),
-        training=trained.metrics | {"seconds": float(facts["seconds"])},
-        trained_on=str(facts["platform"]),
-        further={name: value for name, value in evaluated.items() if name not in row.metrics},
-    )
+    return {
+        "row": row,
+        "rules": rule_counts(result.filtered.path / "rules"),
+        # Share of rules that share a surrogate with another in a module without positions.
+        "collision_rate": result.filtered.metrics.get("collision_rate"),
+        "training": trained.metrics | {"seconds": float(facts["seconds"])},
+        "trained_on": str(facts["platform"]),
+        "further": {name: value for name, value in evaluated.items() if name not in row.metrics},
+        "withdrawn": [],
+    }
 
 
 def ablation_summary(artifact: Artifact) -> str:

@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import itertools
 
-from tasks.report.ablation import AblationCell, AblationData, Budget, ablation_table
+from tasks.report.ablation import ablation_table
 from tasks.report.comparison import cell_row, comparison
+from tasks.report.render import Report
 from umim_core.config.recipe import Cell
 
 GRID = list(itertools.product(("llama", "gpt2"), (5, 50, 500), ("drop", "keep")))
 MEASURES = ["TR %", "rules", "Top-1", "Top-3", "Top-10", "Top-p", "MRR", "KL"]
 
 
-def cell(
-    backbone: str, tau: int, containment: str, steps: float = 300, **of_cell: object
-) -> AblationCell:
+def cell(backbone: str, tau: int, containment: str, **measured: float) -> Report:
     reduction = 0.6 / tau**0.4 + 0.01 * (containment == "keep")
     metrics = {"token_reduction": reduction, "rules": 9e4 / tau, "top1": 1 - reduction}
     metrics |= {"top3": 0.7, "top10": 0.71, "topp": 0.9, "mrr": 0.8, "kl": 2 * reduction}
-    made = Cell.model_validate(
-        {"backbone": backbone, "tau": tau, "containment": containment, **of_cell}
-    )
-    row = cell_row(made, metrics=metrics)
-    return AblationCell(row=row, rules={2: 3, 3: 2, 4: 1}, training={"steps": steps})
+    made = Cell.model_validate({"backbone": backbone, "tau": tau, "containment": containment})
+    row = cell_row(made, metrics=metrics | measured).model_dump(mode="json")
+    return {"row": row, "training": {"steps": 300.0}, "trained_on": "Linux"}
 
 
-def ablation(*cells: AblationCell) -> AblationData:
-    return AblationData(
-        name="small-grid",
-        description="A *small* grid.",
-        seed=17,
-        budget=Budget(steps=300, rows=8, tokens=512),
-        machine={"platform": "Linux"},
-        versions={"torch": "2"},
-        cells=cells or tuple(cell(*which) for which in GRID),
-    )
+def ablation(*cells: Report) -> Report:
+    return {
+        "name": "small-grid",
+        "description": "A *small* grid.",
+        "seed": 17,
+        "budget": {"steps": 300, "rows": 8, "tokens": 512},
+        "evaluation": {},
+        "machine": {"platform": "Linux"},
+        "versions": {"torch": "2"},
+        "cells": [*(cells or (cell(*which) for which in GRID))],
+    }
 
 
 def test_the_table_shows_what_differs_and_what_was_measured() -> None:
@@ -43,6 +41,10 @@ def test_the_table_shows_what_differs_and_what_was_measured() -> None:
     assert [row[:3] for row in table.rows] == [(b, str(t), c) for b, t, c in GRID]
     assert table.rows[0][3:6] == ("31.5", "18,000", "0.6848")
     assert "Which rows are unit ends depends on the rules" in table.note
+    assert "300 steps of 8 rows of 512 tokens (1,228,800 tokens), seed 17." in table.note
+    fewer = cell("llama", 5, "drop") | {"training": {"steps": 40.0}, "withdrawn": ["ppl_umim"]}
+    note = ablation_table(ablation(cell("llama", 5, "drop"), fewer)).note
+    assert "1 of 2 cells stopped earlier, at least 40." in note and "†: withdrawn." in note
 
 
 def test_every_difference_has_a_column() -> None:
@@ -64,20 +66,15 @@ def test_every_difference_has_a_column() -> None:
     ]
 
 
-def with_metrics(made: AblationCell, **metrics: float) -> AblationCell:
-    row = made.row.model_copy(update={"metrics": made.row.metrics | metrics})
-    return made.model_copy(update={"row": row})
-
-
 def test_what_no_cell_measured_has_no_column_and_a_gap_is_a_dash() -> None:
-    first, second = cell("llama", 5, "drop"), with_metrics(cell("gpt2", 5, "drop"), ppl_umim=7.0)
+    first, second = cell("llama", 5, "drop"), cell("gpt2", 5, "drop", ppl_umim=7.0)
     table = ablation_table(ablation(first, second))
     assert table.headings == ("backbone", "τ", *MEASURES, "PPL UMIM")
     assert [row[-1] for row in table.rows] == ["–", "7.00"]
 
 
 def test_metrics_over_states_have_columns_and_a_legend() -> None:
-    made = with_metrics(cell("llama", 5, "keep"), top1_states=0.51, kl_states=1.5)
+    made = cell("llama", 5, "keep", top1_states=0.51, kl_states=1.5)
     table = ablation_table(ablation(made))
     assert table.headings[-2:] == ("Top-1 states", "KL states")
     assert table.rows[0][-2:] == ("0.5100", "1.500")
