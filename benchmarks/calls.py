@@ -279,12 +279,8 @@ def prompts(
         if edit is not as_written:
             text = chat.text
             for schema, tool in zip(schemas, question.tools, strict=True):
-                require(
-                    schema in text,
-                    GenerationError,
-                    "schemas are edited where the model's template writes them as JSON",
-                    "another form",
-                )
+                rule = "schemas are edited where the model's template writes them as JSON"
+                require(schema in text, GenerationError, rule, "another form")
                 text = text.replace(schema, edit(tool))
             ids, parts = np.array(encode(tokenizer, text), dtype=np.int64), ()
         reply = np.array(encode(tokenizer, question.answer()), dtype=np.int64)

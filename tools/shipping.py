@@ -87,13 +87,10 @@ class FinishedRun(Planner):
     def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
         spec = call.spec(self.site)
         place = self.site.root / spec.name / spec.key
-        require(
-            place.is_dir(),
-            ConfigError,
-            f"the recipe {self.recipe.name} must have been run to its end as it is now",
-            f"no stage {spec.name} of {label or self.recipe.name}",
-            "Name the recipe that was run, as it was then, and run it with this code.",
-        )
+        rule = f"the recipe {self.recipe.name} must have been run to its end as it is now"
+        found = f"no stage {spec.name} of {label or self.recipe.name}"
+        remedy = "Name the recipe that was run, as it was then, and run it with this code."
+        require(place.is_dir(), ConfigError, rule, found, remedy)
         return _artifact(place)
 
 

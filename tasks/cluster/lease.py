@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tasks.cluster.nodes import check_nodes
@@ -91,20 +90,10 @@ class ClusterLease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        unforeseen = isinstance(error, Exception) and not isinstance(error, UmimError)
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        foreseen = isinstance(error, UmimError) and not isinstance(error, ClusterError)
         logs = None if self._cluster is None else self._cluster.logs
-        if (
-            error is not None
-            and logs
-            and self._logs
-            and (unforeseen or isinstance(error, ClusterError))
-        ):
+        if isinstance(error, Exception) and not foreseen and logs and self._logs:
             moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
             kept = self._logs / f"{moment}-{os.getpid()}"
             with suppress(OSError):  # files that went meanwhile, a full disk: what can be copied

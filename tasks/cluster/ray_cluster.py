@@ -235,17 +235,14 @@ def _refresh_ray_settings() -> None:
 
 def _check_reachable(target: str) -> None:
     """Refuse a cluster that is away, or one used without a decision on authentication."""
-    if "RAY_AUTH_MODE" not in os.environ:
-        raise ClusterError(
-            "a cluster on the network needs an explicit RAY_AUTH_MODE",
-            target,
-            "Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH).",
-        )
+    rule = "a cluster on the network needs an explicit RAY_AUTH_MODE"
+    remedy = "Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH)."
+    require("RAY_AUTH_MODE" in os.environ, ClusterError, rule, target, remedy)
     if target == "auto":
         return
     host, _, port = target.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise ClusterError("a cluster address must be host:port, ray://host:port or auto", target)
+    rule = "a cluster address must be host:port, ray://host:port or auto"
+    require(bool(host) and port.isdigit(), ClusterError, rule, target)
     # Ray itself waits two minutes for an address that does not answer and then ends the process.
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
@@ -318,12 +315,9 @@ def listening_addresses() -> list[tuple[str, str, int]]:
 def require_loopback(sockets: Iterable[tuple[str, str, int]]) -> None:
     """Check that sockets listen on this machine only."""
     reachable = [f"{name} on {ip}:{port}" for name, ip, port in sockets if ip not in _LOOPBACK]
-    if reachable:
-        raise ClusterError(
-            "a local Ray cluster must listen on 127.0.0.1 only",
-            ", ".join(sorted(reachable)),
-            "Check that the installed Ray is the pinned version.",
-        )
+    rule, found = "a local Ray cluster must listen on 127.0.0.1 only", ", ".join(sorted(reachable))
+    remedy = "Check that the installed Ray is the pinned version."
+    require(not reachable, ClusterError, rule, found, remedy)
 
 
 def loopback_interface() -> str:

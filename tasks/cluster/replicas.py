@@ -31,7 +31,7 @@ from starlette.concurrency import run_in_threadpool
 
 from tasks.cluster.ray_cluster import listening_addresses, ray_cluster, require_loopback
 from tasks.cluster.stopping import on_stop
-from umim_core.errors import ClusterError, ConfigError, MissingExtraError
+from umim_core.errors import ClusterError, ConfigError, MissingExtraError, require
 from umim_core.serving.engine_server import LocalEngine, Served
 from umim_core.serving.engine_worker import BatchSizes, Event, Failed
 from umim_core.serving.guard import ServerMetrics
@@ -69,11 +69,8 @@ class Replicas:
     def options(self, sizes: BatchSizes) -> dict[str, Any]:
         """Return Ray Serve's options of the deployment."""
         most = self.most or self.count
-        if most < self.count:
-            raise ConfigError(
-                "--max-replicas must be at least --replicas", f"{most} and {self.count}",
-                "Raise it, or leave it out.",
-            )  # fmt: skip
+        rule, found = "--max-replicas must be at least --replicas", f"{most} and {self.count}"
+        require(most >= self.count, ConfigError, rule, found, "Raise it, or leave it out.")
         return {
             "autoscaling_config": {
                 "min_replicas": self.count,

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 
 from tasks.cluster.worker_tasks import require_room_to_write, run_on_cluster
 from umim_core.addresses import is_address
-from umim_core.errors import ClusterError, CorpusError, TokenizerMismatchError, UmimError
+from umim_core.errors import (
+    ClusterError,
+    CorpusError,
+    TokenizerMismatchError,
+    UmimError,
+    require,
+)
 from umim_core.store.artifacts import sha256_file
 from umim_core.store.scratch import sweep
 from umim_core.text.rows import BadRows
@@ -114,12 +120,10 @@ def _load(ref: TokenizerRef) -> PreTrainedTokenizerBase:
 
     tokenizer = load_tokenizer(ref.name, revision=ref.revision)
     fingerprint = tokenizer_fingerprint(tokenizer)
-    if fingerprint != ref.fingerprint:
-        raise TokenizerMismatchError(
-            f"every machine must load the same tokenizer {ref.name!r}",
-            f"{fingerprint[:12]} instead of {ref.fingerprint[:12]}",
-            "Pin a revision, or name a directory that all machines share.",
-        )
+    rule = f"every machine must load the same tokenizer {ref.name!r}"
+    found = f"{fingerprint[:12]} instead of {ref.fingerprint[:12]}"
+    remedy = "Pin a revision, or name a directory that all machines share."
+    require(fingerprint == ref.fingerprint, TokenizerMismatchError, rule, found, remedy)
     return tokenizer
 
 
@@ -176,14 +180,10 @@ def _reached(outcomes: Sequence[Outcome], limit: int) -> bool:
 
 def threads_per_job(share: int, sizes: Sequence[int]) -> int:
     """Return the threads of a job: no task may ask for more than one machine has, or it waits."""
-    smallest = min((size for size in sizes if size), default=None)
-    if smallest is None:
-        raise ClusterError(
-            "a node of the Ray cluster must be alive and offer CPUs",
-            f"{len(sizes)} nodes without",
-            "Start a worker node, then run the same command again.",
-        )
-    return max(1, min(share, smallest))
+    rule = "a node of the Ray cluster must be alive and offer CPUs"
+    remedy = "Start a worker node, then run the same command again."
+    require(any(sizes), ClusterError, rule, f"{len(sizes)} nodes without", remedy)
+    return max(1, min(share, *filter(None, sizes)))
 
 
 def _run_on_cluster(jobs: Sequence[TokenJob], lease: ClusterLease) -> list[Outcome]:

@@ -11,7 +11,7 @@ from tasks.report.comparison import cell_row
 from tasks.run.stage import Artifact, StageCall
 from umim_core.backbone.shape import BackboneShape, local_shape
 from umim_core.config.recipe import Cell, HardwareConfig, Recipe, RunRecipe
-from umim_core.errors import ConfigError, ResourceLimitError
+from umim_core.errors import ConfigError, ResourceLimitError, require
 from umim_core.training.step import step_memory
 from umim_core.training.train_loop import planned_steps
 
@@ -85,13 +85,11 @@ class CellMemory:
 
     def check(self) -> None:
         """Refuse a training that may not fit."""
-        if not self.fits:
-            raise ResourceLimitError(
-                f"distillation of {self.label} must take at most "
-                f"{self.hardware.gpu_memory_gib:.4g} GiB of a GPU",
-                f"up to {self.memory_bytes / _GIB:.4g} GiB",
-                "Lower distill.micro_batch or distill.batch_size, or use GPUs with more memory.",
-            )
+        most = f"{self.hardware.gpu_memory_gib:.4g} GiB of a GPU"
+        rule = f"distillation of {self.label} must take at most {most}"
+        found = f"up to {self.memory_bytes / _GIB:.4g} GiB"
+        remedy = "Lower distill.micro_batch or distill.batch_size, or use GPUs with more memory."
+        require(self.fits, ResourceLimitError, rule, found, remedy)
 
 
 def memory_of_cells(recipe: RunRecipe) -> list[CellMemory]:
@@ -137,10 +135,6 @@ def _shape(hardware: HardwareConfig, cell: Cell) -> BackboneShape:
             cell.backbone,
             "Copy it from the backbone's config.json.",
         )
-    if stated is not None and stated != shape:
-        raise ConfigError(
-            f"hardware.shapes must agree with the configuration of {cell.backbone}",
-            str(stated),
-            f"It is {shape}.",
-        )
+    rule = f"hardware.shapes must agree with the configuration of {cell.backbone}"
+    require(stated in (None, shape), ConfigError, rule, str(stated), f"It is {shape}.")
     return shape

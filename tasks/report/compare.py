@@ -27,7 +27,7 @@ from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoin
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import Cell
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import canonical_json, read_json, read_manifest, sha256_bytes
 from umim_core.task_sets.spec import TASKS
@@ -172,13 +172,13 @@ def require_own_names(recipe: str, cells: Sequence[Cell]) -> None:
     seen: dict[str, Cell] = {}
     for cell in cells:
         name = own_name(recipe, cell_label(cell))
-        if seen.setdefault(name, cell) is not cell:
-            raise ConfigError(
-                "every cell of a recipe needs a name of its own on the command line",
-                f"{name} twice",
-                "Leave one out, put it into a recipe of its own, or name its backbone by another "
-                "path: of a backbone the last part counts.",
-            )
+        rule = "every cell of a recipe needs a name of its own on the command line"
+        remedy = (
+            "Leave one out, put it into a recipe of its own, or name its backbone by another path: "
+            "of a backbone the last part counts."
+        )
+        alone = seen.setdefault(name, cell) is cell
+        require(alone, ConfigError, rule, f"{name} twice", remedy)
 
 
 def short_name(backbone: str) -> str:

@@ -33,7 +33,7 @@ from tasks.report.render import (
 )
 from umim_core.config.model_base import Model, validated
 from umim_core.config.recipe_files import read_recipe_file
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 
 PAPER_TABLES: Final = CHECKOUT / "infra" / "paper_tables"
 Cell = str | int | float | None
@@ -115,10 +115,8 @@ class Ours(Model):
             for row in walk(results, self.rows)
             if self._shown(row)
         ]
-        if not rows:
-            raise ConfigError(
-                f"{self.file} must have rows of {self.rows}", self.where, "Correct the entry."
-            )
+        rule = f"{self.file} must have rows of {self.rows}"
+        require(bool(rows), ConfigError, rule, self.where, "Correct the entry.")
         return results, rows
 
     def _shown(self, row: dict[str, Any]) -> bool:

@@ -106,13 +106,10 @@ def _require_own_checkout() -> None:
         at for at in (place, *place.parents) if (at / "flows" / "pipeline_flows.py").is_file()
     )
     other = next(checkouts, CHECKOUT)
-    require(
-        other.resolve() == CHECKOUT,
-        ConfigError,
-        "a Prefect worker must run the flows of the checkout that it was started in",
-        f"{CHECKOUT}, by a worker in {other}",
-        "Start the worker in that checkout, or with the environment of its own.",
-    )
+    rule = "a Prefect worker must run the flows of the checkout that it was started in"
+    found = f"{CHECKOUT}, by a worker in {other}"
+    remedy = "Start the worker in that checkout, or with the environment of its own."
+    require(other.resolve() == CHECKOUT, ConfigError, rule, found, remedy)
 
 
 def _cancelled(run: UUID) -> None:

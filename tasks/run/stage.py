@@ -113,13 +113,8 @@ class Part:
             return Digest(files[self.name]["sha256"])
         prefix = f"{self.name}/"
         inside = {n[len(prefix) :]: files[n]["sha256"] for n in files if n.startswith(prefix)}
-        require(
-            bool(inside),
-            ArtifactError,
-            f"{self.artifact.path} must hold {self.name!r}",
-            "none",
-            "Build the artifact again.",
-        )
+        rule, remedy = f"{self.artifact.path} must hold {self.name!r}", "Build the artifact again."
+        require(bool(inside), ArtifactError, rule, "none", remedy)
         return Digest(digest_of(inside))
 
 

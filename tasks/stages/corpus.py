@@ -152,21 +152,12 @@ def tokenize_stage(
     metrics: Metrics = {}
     size = len(tokenizer.loaded)
     for split, done in tokenize_splits(splits, site.lease).items():
-        require(
-            done.tokens > 0,
-            CorpusError,
-            f"split {split!r} must hold text",
-            "no tokens",
-            "Check its source.",
-        )
+        rule = f"split {split!r} must hold text"
+        require(done.tokens > 0, CorpusError, rule, "no tokens", "Check its source.")
         highest = max(part.max_id for part in done.parts)
-        require(
-            highest < size,
-            CorpusError,
-            f"ids of split {split!r} must lie in 0..{size - 1}, the vocabulary",
-            highest,
-            "Name the tokenizer that made them.",
-        )
+        rule = f"ids of split {split!r} must lie in 0..{size - 1}, the vocabulary"
+        remedy = "Name the tokenizer that made them."
+        require(highest < size, CorpusError, rule, highest, remedy)
         metrics[f"tokens_{split}"] = float(done.tokens)
         metrics[f"bad_rows_{split}"] = float(done.bad.count)
     _check_unchanged(corpus, text)  # what was read is what the key names

@@ -16,7 +16,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines.registry import own_model
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.corpus import GeneratedCorpus
-from umim_core.errors import CorpusError
+from umim_core.errors import CorpusError, require
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSplit
@@ -150,12 +150,9 @@ class ReadFiles:
 
     def check_unchanged(self, when: str, known: object = None) -> None:
         """Refuse files that are not what is known of them, or what they were when first read."""
-        if file_digests(self.sources) != (self.digests if known is None else known):
-            raise CorpusError(
-                "the corpus files must stay as they are while the pipeline runs",
-                when,
-                "Run the same command again.",
-            )
+        same = file_digests(self.sources) == (self.digests if known is None else known)
+        rule = "the corpus files must stay as they are while the pipeline runs"
+        require(same, CorpusError, rule, when, "Run the same command again.")
 
 
 _PLACES: Mapping[type[BaseModel], tuple[str, ...]] = {

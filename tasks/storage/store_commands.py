@@ -75,13 +75,9 @@ def verify(
             elif read and entry.sha256 != remote.sha256(f"stages/{name}/{manifest.digest}/{file}"):
                 wrong.append(f"{name}: {file} has another SHA-256")
     emit({"wrong": wrong}, wrong or ["all files are there"], as_json)
-    require(
-        not wrong,
-        ArtifactError,
-        f"{remote.address} must hold every file of its stages",
-        f"{len(wrong)} that are missing or altered",
-        "Remove those stages with `flows store rm` and run their recipes again.",
-    )
+    rule = f"{remote.address} must hold every file of its stages"
+    remedy = "Remove those stages with `flows store rm` and run their recipes again."
+    require(not wrong, ArtifactError, rule, f"{len(wrong)} that are missing or altered", remedy)
 
 
 @app.command()
@@ -94,20 +90,15 @@ def rm(
     """Remove one stage."""
     remote = _stored_root()
     names = [name for name in remote.stages() if name.startswith(stage)]
-    require(
-        len(names) == 1 and "/" in stage,
-        ArtifactError,
-        "one stage must be named, as <stage>/<first digits of its key>",
-        f"{stage!r}, which {len(names)} stages begin with",
-        "`python -m flows store ls` lists them.",
-    )
-    called = [name for name, holder in remote.checkpoint_stages().items() if holder == names[0]]
-    if called:
-        raise ArtifactError(
-            "a stage with a named checkpoint stays",
-            f"{names[0]}, checkpoint {called[0]}",
-            f"Remove checkpoints/{called[0]}.json under {remote.address} first.",
-        )
+    rule = "one stage must be named, as <stage>/<first digits of its key>"
+    found = f"{stage!r}, which {len(names)} stages begin with"
+    remedy = "`python -m flows store ls` lists them."
+    require(len(names) == 1 and "/" in stage, ArtifactError, rule, found, remedy)
+    stages = {holder: called for called, holder in remote.checkpoint_stages().items()}
+    called = stages.get(names[0])
+    rule, found = "a stage with a named checkpoint stays", f"{names[0]}, checkpoint {called}"
+    remedy = f"Remove checkpoints/{called}.json under {remote.address} first."
+    require(called is None, ArtifactError, rule, found, remedy)
     remote.remove_folder(f"stages/{names[0]}")
     emit({"removed": names[0]}, [f"removed {names[0]}"], as_json)
 
@@ -125,13 +116,10 @@ def gc(
     require(older_than >= 0, ConfigError, "--older-than must be at least 0 days", older_than)
     remote = _stored_root()
     now, named = remote.now(), set(remote.checkpoint_stages().values())
-    require(
-        abs(now - time.time()) < _CLOCK_SECONDS,
-        ArtifactError,
-        f"the clocks of this machine and of {remote.address} must agree, since ages decide",
-        f"{now - time.time():.0f} s between them",
-        "Set the clock that is wrong.",
-    )
+    apart = now - time.time()
+    rule = f"the clocks of this machine and of {remote.address} must agree, since ages decide"
+    found, remedy = f"{apart:.0f} s between them", "Set the clock that is wrong."
+    require(abs(apart) < _CLOCK_SECONDS, ArtifactError, rule, found, remedy)
     removed, size = [], 0
     for name, objects in remote.stages().items():
         days = older_than if MANIFEST in objects else max(1.0, older_than)
@@ -154,22 +142,15 @@ def fetch(
     """Bring a named checkpoint here; print its directory."""
     remote = _stored_root()
     stages = remote.checkpoint_stages()
-    require(
-        checkpoint in stages,
-        ArtifactError,
-        f"a checkpoint of {remote.address} must be named",
-        checkpoint,
-        did_you_mean(checkpoint, list(stages)) or "`python -m flows store ls` lists them.",
-    )
+    rule = f"a checkpoint of {remote.address} must be named"
+    remedy = did_you_mean(checkpoint, list(stages)) or "`python -m flows store ls` lists them."
+    require(checkpoint in stages, ArtifactError, rule, checkpoint, remedy)
     final = artifact_root() / stages[checkpoint]
     with directory_lock(final, wait_seconds=None):
-        require(
-            remote.fetch(stages[checkpoint], final),
-            ArtifactError,
-            f"{remote.address} must hold the stage of a named checkpoint",
-            f"no {stages[checkpoint]}",
-            "It was removed, or stored by an older version of umim: run its recipe again.",
-        )
+        held = remote.fetch(stages[checkpoint], final)
+    rule = f"{remote.address} must hold the stage of a named checkpoint"
+    remedy = "It was removed, or stored by an older version of umim: run its recipe again."
+    require(held, ArtifactError, rule, f"no {stages[checkpoint]}", remedy)
     record = f"checkpoints/{checkpoint}.json"
     write_bytes(safe_join(artifact_root(), record), remote.read(record) or b"{}")
     path = str(own_checkpoint(checkpoint))

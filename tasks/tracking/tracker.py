@@ -398,13 +398,9 @@ class Tracker:
                     _NAME, None if self._served else (self.root / "mlruns").as_uri()
                 )
         experiment = client.get_experiment_by_name(_NAME)
-        require(
-            experiment.lifecycle_stage == "active",
-            TrackingError,
-            "the MLflow experiment must not be deleted",
-            _NAME,
-            "Restore it with `mlflow experiments restore`.",
-        )
+        rule = "the MLflow experiment must not be deleted"
+        remedy = "Restore it with `mlflow experiments restore`."
+        require(experiment.lifecycle_stage == "active", TrackingError, rule, _NAME, remedy)
         self.experiment_id = experiment.experiment_id
         return client
 

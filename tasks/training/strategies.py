@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from umim_core.config.recipe import TrainConfig
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 from umim_core.training.loss import BatchLoss
 from umim_core.training.optimizer import (
     AdamWStrategy,
@@ -31,12 +31,10 @@ ZERO2_CONFIG: Final = Path(__file__).resolve().parents[2] / "infra/deepspeed/zer
 def make_strategy(name: str, objective: nn.Module, config: TrainConfig) -> Strategy:
     """Return the strategy of that name ("ddp" or "deepspeed")."""
     if name == "deepspeed":
-        if not dist.is_initialized():
-            raise ConfigError(
-                "strategy deepspeed needs workers",
-                "cluster.workers 0 (training in this process)",
-                "Set cluster.workers to 1 or more, or strategy: ddp.",
-            )
+        found = "cluster.workers 0 (training in this process)"
+        remedy = "Set cluster.workers to 1 or more, or strategy: ddp."
+        rule = "strategy deepspeed needs workers"
+        require(dist.is_initialized(), ConfigError, rule, found, remedy)
         return DeepSpeedStrategy(objective, config)
     return DdpStrategy(objective, config)
 
@@ -83,12 +81,9 @@ class DeepSpeedStrategy:
     """DeepSpeed ZeRO stage 2: gradients and optimiser state are sharded over ranks."""
 
     def __init__(self, objective: nn.Module, config: TrainConfig) -> None:
-        if rule_rows(objective) is not None:
-            raise ConfigError(
-                "rule rows need strategy ddp: ZeRO-2 cannot move single rows of a table",
-                "deepspeed",
-                "Set cluster.strategy to ddp, or leave rule_rows out.",
-            )
+        rule = "rule rows need strategy ddp: ZeRO-2 cannot move single rows of a table"
+        remedy = "Set cluster.strategy to ddp, or leave rule_rows out."
+        require(rule_rows(objective) is None, ConfigError, rule, "deepspeed", remedy)
         import deepspeed
 
         if not torch.cuda.is_available():
