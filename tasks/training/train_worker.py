@@ -102,27 +102,16 @@ def _launch_ray(
         finally:
             thread.shutdown(wait=False)
         _raise_recorded(scratch, cluster.workers)
-    except WorkerGroupError as error:
+    except (WorkerGroupError, ControllerError, RayError) as error:
         _raise_recorded(scratch, cluster.workers)
-        # Also the typed error of a worker that does not share the scratch folder.
-        raise cluster_error(
-            f"training workers may be lost at most {cluster.max_restarts} times",
-            error,
-            "Run the same command again; it resumes from the last state.",
-        ) from error
-    except ControllerError as error:
-        _raise_recorded(scratch, cluster.workers)
-        raise cluster_error(
-            f"{cluster.workers} training workers must start",
-            error,
-            "Look at the cluster's free resources; the same command resumes.",
-        ) from error
-    except RayError as error:  # the process that leads the workers was lost
-        raise cluster_error(
-            "the controller of a training must stay alive",
-            error,
-            "Run the same command again; it resumes from the last state.",
-        ) from error
+        rule = "the controller of a training must stay alive"  # it leads the workers
+        again = "Run the same command again; it resumes from the last state."
+        if isinstance(error, WorkerGroupError):  # also a typed error without the scratch folder
+            rule = f"training workers may be lost at most {cluster.max_restarts} times"
+        elif isinstance(error, ControllerError):
+            rule = f"{cluster.workers} training workers must start"
+            again = "Look at the cluster's free resources; the same command resumes."
+        raise cluster_error(rule, error, again) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
