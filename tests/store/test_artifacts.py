@@ -5,13 +5,16 @@ What nobody means well is one typed line, soon and without memory.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import shutil
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +30,12 @@ from umim_core.store.artifacts import (
     read_json,
     read_manifest,
     safe_join,
+    sha256_file,
     write_json,
     write_manifest,
 )
-from umim_core.store.publication import publish_directory
+from umim_core.store.disk import refusals_named
+from umim_core.store.publication import build_once, publish_directory
 
 JSON = st.recursive(
     st.none()
@@ -288,6 +293,42 @@ def test_an_existing_target_is_refused_before_anything_is_built(tmp_path: Path) 
         publish_directory(tmp_path / "x", built.append)
     assert built == []
     assert everything(tmp_path) == ["x"]
+
+
+def test_what_another_builder_removes_while_it_is_read_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def built() -> bool:
+        fill = partial(write_json, value=1)
+        place = tmp_path / "x"
+        return build_once(place, "k", lambda out: fill(out / "f"), kind="k", schema=1).executed
+
+    def hashed(path: Path) -> str:
+        if removed:
+            shutil.rmtree(removed.pop())
+        return sha256_file(path)
+
+    assert [built(), built()] == [True, False]
+    removed = [tmp_path / "x"]
+    monkeypatch.setattr("umim_core.store.artifacts.sha256_file", hashed)
+    assert [built(), built()] == [True, False]
+
+
+def test_a_full_disk_is_told_while_others_remove_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = os.scandir
+
+    def late(at: Path) -> Any:
+        if at != tmp_path:
+            os.rmdir(at)
+        return scan(at)
+
+    (tmp_path / "of another").mkdir()
+    monkeypatch.setattr(os, "scandir", late)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(ArtifactError, match="No space"), refusals_named(tmp_path, folder=tmp_path):
+        raise full
 
 
 def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:

@@ -133,7 +133,9 @@ def refusals_named(place: Path, remedy: str = REMEDY, folder: Path | None = None
         if error.errno not in _REFUSALS:  # an input that is missing, say
             raise
         files = [place] if folder is None else folder.rglob("*")
-        size = sum(path.stat().st_size for path in files if path.is_file())
+        size = 0
+        with suppress(FileNotFoundError):  # of what others remove meanwhile
+            size = sum(path.stat().st_size for path in files if path.is_file())
         raise unwritable(Path(error.filename or place), size, error, remedy) from error
 
 

@@ -18,7 +18,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -98,8 +98,9 @@ def build_once(
             remove_marked(partial, MARK)
         return Built(record, executed=False)
 
-    if (built := found()) is not None:  # no lock: the folder may be read-only
-        return built
+    with suppress(FileNotFoundError):  # of what another builder removes at this moment
+        if (built := found()) is not None:  # no lock: the folder may be read-only
+            return built
     with refusals_named(place, remedy), directory_lock(place, wait_seconds=wait_seconds):
         if (built := found()) is not None:
             return built
