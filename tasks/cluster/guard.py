@@ -28,14 +28,19 @@ def main() -> None:
     folder, driver = sys.argv[1], int(sys.argv[2])
     while os.getppid() == driver and not select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
         pass
+    while left := _killed(folder):  # again: they start others
+        psutil.wait_procs(left, timeout=1.0)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _killed(folder: str) -> list[psutil.Process]:
     left = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # of another user, or gone
             if process.environ().get(VARIABLE) == folder:
                 process.kill()
                 left.append(process)
-    psutil.wait_procs(left, timeout=1.0)
-    shutil.rmtree(folder, ignore_errors=True)
+    return left
 
 
 if __name__ == "__main__":

@@ -115,11 +115,14 @@ def up(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
     folder.mkdir(parents=True, exist_ok=True)
     with directory_lock(folder, wait_seconds=START_SECONDS):
         for service in services:
-            if _state(folder, service).state == "down":
-                _start(folder, service)
+            if service.port is not None:  # another call may have started it meanwhile
+                _port(folder, service.name, service.port, service.port)
+            began = _state(folder, service).state == "down" and _start(folder, service)
             deadline = time.monotonic() + START_SECONDS
             while (state := _state(folder, service)).state != "running":
-                ended, late = state.state == "down", time.monotonic() > deadline
+                # A process shows no environment while it begins, or changes its program.
+                ended = state.state == "down" and not (began and began.poll() is None)
+                late = time.monotonic() > deadline
                 why = "it has ended" if ended else f"no answer in {START_SECONDS:.0f} s"
                 rule, remedy = f"{service.name} must start", f"Its last lines are in {state.log}."
                 require(not ended and not late, ClusterError, rule, why, remedy)
@@ -132,13 +135,13 @@ def down(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
     folder.mkdir(parents=True, exist_ok=True)
     with directory_lock(folder, wait_seconds=START_SECONDS):
         for service in reversed(services):
-            family = _processes(folder, service.name)
-            for process in family[:1]:
-                process.terminate()
-            for process in psutil.wait_procs(family, timeout=_STOP_SECONDS)[1]:
+            while family := _processes(folder, service.name):  # what it starts as it ends, too
                 with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(family, timeout=_STOP_SECONDS)
+                    family[0].terminate()
+                for process in psutil.wait_procs(family, timeout=_STOP_SECONDS)[1]:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+                psutil.wait_procs(family, timeout=_STOP_SECONDS)
     return status(folder, services)
 
 
@@ -170,7 +173,7 @@ def _answers(service: Service, started: float) -> bool:
     )
 
 
-def _start(folder: Path, service: Service) -> None:
+def _start(folder: Path, service: Service) -> subprocess.Popen[bytes]:
     if service.port is not None:  # what listens there would answer in its place
         with socket.socket() as probe:
             free = probe.connect_ex((_LOOPBACK, service.port)) != 0
@@ -180,7 +183,7 @@ def _start(folder: Path, service: Service) -> None:
     path = _log(folder, service.name)
     marks = {_LOG: str(path), _PORT: str(service.port or "")}
     with path.open("ab") as log:
-        started = subprocess.Popen(  # noqa: S603  commands are our own
+        return subprocess.Popen(  # noqa: S603  commands are our own
             service.command,
             cwd=CHECKOUT,
             env={**os.environ, **service.environment, **marks},
@@ -189,18 +192,13 @@ def _start(folder: Path, service: Service) -> None:
             stderr=log,
             start_new_session=True,
         )
-    with suppress(psutil.Error):
-        process = psutil.Process(started.pid)
-        deadline = time.monotonic() + 1  # the system shows it a moment after the program began
-        while started.poll() is None and not process.environ() and time.monotonic() < deadline:
-            time.sleep(0.01)
 
 
 def _port(folder: Path, name: str, chosen: int | None, usual: int) -> int:
     """Return the port of a service: the one that it has if it runs, else the chosen one."""
     ports = list[int]()
     for process in _processes(folder, name, runs=False)[:1]:
-        with suppress(psutil.Error):  # it ended meanwhile
+        with suppress(psutil.Error, KeyError):  # it ended meanwhile
             ports.append(int(process.environ()[_PORT]))
     rule = f"{name} runs already, on port {ports}"
     remedy = "Leave the port out, or end it first: `python -m flows down`."

@@ -218,7 +218,7 @@ def test_a_killed_driver_leaves_nothing_of_ray_and_what_else_it_started() -> Non
     folder, *pids = killed.stdout.split()
     others = [psutil.Process(int(pid)) for pid in pids]
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30  # what nobody ends goes on for minutes
         while _of_the_cluster(folder) or Path(folder).exists():
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -226,6 +226,27 @@ def test_a_killed_driver_leaves_nothing_of_ray_and_what_else_it_started() -> Non
     finally:
         for process in others:
             process.kill()
+
+
+def test_what_starts_while_the_guard_looks_ends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, folder = psutil.process_iter, str(tmp_path / "cluster")
+
+    def start() -> psutil.Popen:
+        return psutil.Popen(["sleep", "60"], env={**os.environ, guard.VARIABLE: folder})
+
+    def looked() -> list[psutil.Process]:
+        found = list(look())
+        if len(started) == 1:
+            started.append(start())
+        return found
+
+    started = [start()]
+    monkeypatch.setattr(psutil, "process_iter", looked)
+    monkeypatch.setattr(sys, "argv", ["guard.py", folder, "0"])
+    guard.main()
+    assert len(started) == 2 and not any(process.is_running() for process in started)
 
 
 def test_a_block_ends_while_a_fork_of_the_driver_goes_on() -> None:

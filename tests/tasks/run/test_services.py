@@ -5,7 +5,9 @@ The real ones, from ``up`` to ``down``: ``flows/test_served.py``.
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +67,8 @@ def test_a_service_outlives_its_command_is_found_again_and_ends_with_its_childre
     assert local_services(tmp_path, None, service.port)[1].port == service.port
     with pytest.raises(ClusterError, match=rf"mlflow runs already, on port \[{service.port}\]"):
         local_services(tmp_path, None, 1)
+    with pytest.raises(ClusterError, match="mlflow runs already"):  # started by another call
+        up(tmp_path, [replace(service, port=1)])
 
     family = [psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)]
     assert len(family) == 2
@@ -73,8 +77,10 @@ def test_a_service_outlives_its_command_is_found_again_and_ends_with_its_childre
     assert psutil.wait_procs(family, timeout=5)[1] == []
     assert down(tmp_path, [service]) == [after]
     run = replace(service, environment={"PREFECT__FLOW_RUN_ID": "of a worker that was killed"})
-    with pytest.raises(ClusterError, match="it has ended"):
-        up(tmp_path, [run])
+    services._start(tmp_path, run)
+    while not services._processes(tmp_path, run.name):
+        time.sleep(0.01)
+    assert status(tmp_path, [run]) == [after]
     assert local_services(tmp_path)[1].port == 5000
 
 
@@ -108,12 +114,13 @@ def test_a_service_that_does_not_start_names_its_log(
 def test_a_process_whose_environment_is_not_shown_yet_has_not_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environ, early = psutil.Process.environ, iter(range(3))
+    # It begins, and puts another program into its place.
+    environ, hidden = psutil.Process.environ, iter([True, False, False, True])
 
     def shown(process: psutil.Process) -> dict[str, str]:
         found = environ(process)
         ours = str(tmp_path / "slow.log") in found.values()
-        return {} if ours and next(early, None) is not None else found
+        return {} if ours and next(hidden, False) else found
 
     monkeypatch.setattr(psutil.Process, "environ", shown)
     monkeypatch.setattr(services, "START_SECONDS", 0.5)
@@ -123,6 +130,27 @@ def test_a_process_whose_environment_is_not_shown_yet_has_not_ended(
             up(tmp_path, [slow])
     finally:
         down(tmp_path, [slow])
+
+
+def test_a_process_that_ends_while_it_is_looked_at_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    ended, unmarked = psutil.Process(child.pid), psutil.Process()
+    child.wait()
+    found = [[ended], [unmarked], [unmarked]]
+    monkeypatch.setattr(services, "_processes", lambda *_, **__: found.pop() if found else [])
+    assert local_services(tmp_path)[1].port == 5000
+    assert [of.state for of in down(tmp_path, [Service("mlflow", [], "http://x/")])] == ["down"]
+
+
+def test_what_a_service_starts_as_it_ends_is_ended_too(tmp_path: Path) -> None:
+    script = "trap 'sleep 600 & exit' TERM; echo ready; while :; do sleep 0.1; done"
+    late = Service("late", ["sh", "-c", script], "http://x/")
+    services._start(tmp_path, late)
+    while "ready" not in (tmp_path / "late.log").read_text():
+        time.sleep(0.01)
+    assert [of.state for of in down(tmp_path, [late])] == ["down"]
 
 
 def test_everything_listens_on_loopback_and_keeps_its_data_in_the_folder(tmp_path: Path) -> None:
