@@ -32,7 +32,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, runtim
 from pydantic import BaseModel
 
 from tasks.run.site import Site
-from tasks.storage.remote_root import remote_root
+from tasks.storage.remote_root import fetching, remote_root
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.errors import ArtifactError, require
 from umim_core.progress import current_label
@@ -44,7 +44,7 @@ from umim_core.store.artifacts import (
     sha256_bytes,
 )
 from umim_core.store.disk import refusals_named
-from umim_core.store.locking import computing, directory_lock
+from umim_core.store.locking import computing
 from umim_core.store.publication import STATE, build_once
 from umim_core.training.train_state import last_step
 
@@ -268,8 +268,7 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
     remote, verified = remote_root() if root.resolve() == artifact_root() else None, _verified.get()
     if remote is None or (verified is not None and final in verified):
         return _local(final, spec, build)
-    fetching = directory_lock(final.with_name(f"{final.name}.fetch"), wait_seconds=None)
-    with refusals_named(final, _REMEDY), fetching:
+    with refusals_named(final, _REMEDY), fetching(final):
         if not remote.fetch(name, final):
             artifact = _local(final, spec, build)
             if remote.publish(name, final):

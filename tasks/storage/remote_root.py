@@ -72,6 +72,11 @@ def refusals() -> tuple[type[Exception], ...]:
     return tuple(kinds)
 
 
+def fetching(final: Path) -> contextlib.AbstractContextManager[None]:
+    """Have one process at a time bring a stage to its local directory."""
+    return directory_lock(final.with_name(f"{final.name}.fetch"), wait_seconds=None)
+
+
 def remote_root() -> RemoteRoot | None:
     """Return the place that ``UMIM_ROOT`` gives the address of; None for a local root."""
     address = remote_address()
@@ -145,7 +150,12 @@ class RemoteRoot:
                 logger.warning("%s is fetched again: %s", name.split("/")[0], error)
         final.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(final.parent, final.name) as incoming:
-            self._get(f"stages/{name}/{manifest.digest}", manifest.files, incoming)
+            try:
+                self._get(f"stages/{name}/{manifest.digest}", manifest.files, incoming)
+            except ArtifactError:
+                if self.read(f"stages/{name}/{MANIFEST}") == data:
+                    raise
+                return self.fetch(name, final)  # it was removed meanwhile, or built again
             (incoming / MANIFEST).write_bytes(data)
             try:
                 read_manifest(incoming, kind="stage", schema=manifest.layout)
@@ -331,9 +341,10 @@ def local_copy(path: Path) -> Path:
     stage, key, *_ = (*path.relative_to(root).parts, "", "")
     remote = remote_root()
     if remote is not None and key and "." not in key:
-        with directory_lock(root / stage / f"{key}.fetch", wait_seconds=None):
+        final = root / stage / key
+        with fetching(final):
             if not path.exists():
-                remote.fetch(f"{stage}/{key}", root / stage / key)
+                remote.fetch(f"{stage}/{key}", final)
     return path
 
 

@@ -7,13 +7,12 @@ from typing import Annotated, Final
 
 import typer
 
-from tasks.storage.remote_root import RemoteRoot, modified, remote_root
+from tasks.storage.remote_root import RemoteRoot, fetching, modified, remote_root
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_checkpoint
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.errors import ArtifactError, ConfigError, did_you_mean, require
 from umim_core.store.artifacts import MANIFEST, safe_join
 from umim_core.store.disk import write_bytes
-from umim_core.store.locking import directory_lock
 
 app = typer.Typer(no_args_is_help=True, help="Work on the object storage that UMIM_ROOT names.")
 _GIB: Final = 1 << 30
@@ -146,7 +145,7 @@ def fetch(
     remedy = did_you_mean(checkpoint, list(stages)) or "`python -m flows store ls` lists them."
     require(checkpoint in stages, ArtifactError, rule, checkpoint, remedy)
     final = artifact_root() / stages[checkpoint]
-    with directory_lock(final, wait_seconds=None):
+    with fetching(final):
         held = remote.fetch(stages[checkpoint], final)
     rule = f"{remote.address} must hold the stage of a named checkpoint"
     remedy = "It was removed, or stored by an older version of umim: run its recipe again."

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -23,8 +23,9 @@ from tasks.storage import remote_root as module
 from tasks.storage.remote_root import RemoteRoot
 from tasks.storage.store_commands import app
 from umim_core.checkpoint.checkpoint_index import artifact_root, record_checkpoint
-from umim_core.errors import ArtifactError, ConfigError
+from umim_core.errors import ArtifactError, ConfigError, LockError
 from umim_core.store.artifacts import write_manifest
+from umim_core.store.locking import directory_lock
 
 SPEC = StageSpec("count", 1, {"tau": 5}, {"tokens": "a" * 64})
 NAME = f"count/{SPEC.key}"
@@ -284,7 +285,33 @@ def test_a_collection_removes_what_is_old_and_has_no_name(
         call("rm", other)
 
 
-def test_commands_list_and_fetch_a_named_checkpoint(machine: Machine) -> None:
+def test_a_stage_that_is_removed_while_it_is_fetched_is_built(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(remote: RemoteRoot, folder: str, names: Collection[str], directory: Path) -> None:
+        remote.remove_folder(f"stages/{NAME}")
+        read(remote, folder, names, directory)
+
+    read = RemoteRoot._get
+    machine("first")
+    run()
+    machine("second")
+    monkeypatch.setattr(RemoteRoot, "_get", get)
+    assert run().executed
+
+
+def test_commands_list_and_fetch_a_named_checkpoint(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = RemoteRoot.fetch
+
+    def alone(remote: RemoteRoot, name: str, final: Path) -> bool:
+        held = directory_lock(final.with_name(f"{final.name}.fetch"), wait_seconds=0)
+        with pytest.raises(LockError), held:  # as a run's that brings the stage, too
+            pass
+        return fetch(remote, name, final)
+
+    monkeypatch.setattr(RemoteRoot, "fetch", alone)
     remote = machine("first")
     name = stored(remote, "distill", "novels/wt")
     [row] = call("ls")["stages"]
