@@ -117,7 +117,7 @@ def log_results(tracker: Tracker, results: HarnessResults) -> dict[str, object]:
             tracker.client.log_table(run.info.run_id, columns, f"samples/{task}.json")
         tracker.log_files(run, [results.path])
 
-    with tracker.session():
+    with tracker.session(), tracker.alone(results.key):
         before = tracker.find("harness", results.key)
         new = before is None or before.info.status != "FINISHED"
         if before is not None and new:  # killed: MLflow would add its tables' rows once more

@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -276,15 +276,16 @@ class Tracker:
                 with _others_may_make_it():
                     client.create_registered_model(_NAME)
             run_id, folder = run.info.run_id, f"checkpoint/{name}"
-            versions = [*client.search_model_versions(f"run_id = '{run_id}'")]
-            if not versions:
-                client.log_artifacts(run_id, str(directory), folder)
-                source, tags = f"{run.info.artifact_uri}/{folder}", {"umim.backbone": backbone}
-                versions.append(
-                    client.create_model_version(
-                        _NAME, source, run_id, tags, await_creation_for=None
+            source, tags = f"{run.info.artifact_uri}/{folder}", {"umim.backbone": backbone}
+            with self.alone(stage_key):
+                versions = [*client.search_model_versions(f"run_id = '{run_id}'")]
+                if not versions:
+                    client.log_artifacts(run_id, str(directory), folder)
+                    versions.append(
+                        client.create_model_version(
+                            _NAME, source, run_id, tags, await_creation_for=None
+                        )
                     )
-                )
             if alias:
                 client.set_registered_model_alias(_NAME, name, str(versions[0].version))
 
@@ -418,10 +419,14 @@ class Tracker:
         if (run := self.find(kind, key)) is not None:
             return run
         labels = {**tags, **self.owner, "umim.key": key, "umim.kind": kind}
-        with directory_lock(self.root / _SPOOL / "runs", wait_seconds=None):
+        with self.alone("runs"):
             return self.find(kind, key) or self.client.create_run(
                 self.experiment_id, time_ms, labels, name
             )
+
+    def alone(self, name: str) -> AbstractContextManager[None]:
+        """Have one process of this root at a time in blocks of that name."""
+        return directory_lock(self.root / _SPOOL / name, wait_seconds=None)
 
     def _pipeline(self, key: str, time_ms: int, name: str | None = None) -> Run:
         return self._ensure("pipeline", key, name or f"pipeline {key[:8]}", {}, time_ms)

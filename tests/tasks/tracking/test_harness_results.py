@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from typer.testing import CliRunner
 from flows.cli import app
 from support.harness_files import CONTENT, PROMPT, SAMPLES, write_results
 from support.tracked_runs import files_of, runs_of
-from tasks.tracking.harness_results import HarnessResults, find_results
-from tasks.tracking.tracker import fit_name, flatten
+from tasks.tracking.harness_results import HarnessResults, find_results, log_results
+from tasks.tracking.tracker import Tracker, fit_name, flatten
 from umim_core.errors import EvaluationError
 
 NO_FILES = ["../tiny", "/tiny", "a/b", "", "a\0b", "x" * 300, "\ud800"]
@@ -105,6 +106,19 @@ def test_results_are_one_run_that_a_second_call_leaves_alone(
     client.update_run(logged()["run_id"], "RUNNING")  # as a kill before the last call leaves it
     again = logged()
     assert again["new"] and logged() == again | {"new": False}
+    client.delete_run(again["run_id"])
+    log, side = MlflowClient.log_table, list[Future[dict[str, object]]]()
+    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as slow:
+
+        def beside(*args: Any) -> None:  # another call begins while this one writes
+            if not side:
+                side.append(pool.submit(log_results, Tracker(), results))
+                wait(side, 2)
+            log(*args)
+
+        slow.setattr(MlflowClient, "log_table", beside)
+        again = logged()
+    assert again | side[0].result() == again | {"new": False}
     (run,) = runs_of(store, "harness")
     assert (run.info.run_id, run.info.status) == (again["run_id"], "FINISHED")
     assert run.data.metrics == {fit_name(n): value for n, value in results.metrics().items()}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -168,17 +170,31 @@ def test_a_checkpoint_is_registered_once_under_its_backbones_alias(
         (tmp_path / "checkpoint" / name).write_text(name)
     tracker.pipeline_run("p", {})
     tracker.stage_run("p", "distill", "d", {}, {})
-    for alias in (False, True, True):
-        tracker.register_checkpoint("lab/model-1.5", tmp_path / "checkpoint", "d", alias=alias)
-        tracker.finish("p")
+
+    def registered(by: Tracker, alias: bool = True) -> None:
+        by.register_checkpoint("lab/model-1.5", tmp_path / "checkpoint", "d", alias=alias)
+        by.finish("p")
+
+    upload, side = MlflowClient.log_artifacts, list[Future[None]]()
+    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as slow:
+
+        def beside(*args: Any) -> None:  # another run of the root begins while this one uploads
+            if not side:
+                side.append(pool.submit(registered, Tracker(tracker.uri, tracker.root)))
+                wait(side, 2)
+            upload(*args)
+
+        slow.setattr(MlflowClient, "log_artifacts", beside)
+        registered(tracker, alias=False)
+    side[0].result()
+    for _ in range(2):
+        registered(tracker)
     # A run that asked the store before these names were made makes them too.
     with monkeypatch.context() as before:
         before.setattr(MlflowClient, "search_registered_models", lambda *_: [])
         found = [None, MlflowClient(tracker.uri).get_experiment_by_name("umim")]
         before.setattr(MlflowClient, "get_experiment_by_name", lambda *_: found.pop(0))
-        late = Tracker(tracker.uri, tracker.root)
-        late.register_checkpoint("lab/model-1.5", tmp_path / "checkpoint", "d")
-        late.finish("p")
+        registered(Tracker(tracker.uri, tracker.root))
     assert not found and "MLflow lacks" not in caplog.text
     client = MlflowClient(tracker.uri, tracker.uri)
     found = client.get_model_version_by_alias("umim", "lab-model-1-5")
