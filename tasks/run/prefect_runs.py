@@ -159,8 +159,7 @@ def deploy() -> None:
 
     A work pool that is there stays as it is: its concurrency limit is the operator's.
     """
-    if _prefect("work-pool", "inspect", POOL).returncode:
-        _require("work-pool", "create", POOL, "--type", "process")
+    _prefect("work-pool", "create", POOL, "--type", "process")  # refused where there is one
     _require("deploy", "--all")
     text = (CHECKOUT / "infra" / "crashed-runs.yaml").read_text(encoding="utf-8")
     automation = Automation.model_validate(yaml.safe_load(text))

