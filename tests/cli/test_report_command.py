@@ -133,11 +133,15 @@ def words(
 
 
 def conversations(count: int) -> list[dict[str, Any]]:
-    """Chats: a user's 2 words, and a result of 12 tokens, 8 of them equal in all chats."""
+    """Chats: a user's 2 words, and a result of 12 tokens, 8 of them equal in all chats.
+
+    A reply of the same words comes first; it stays raw, and hides none of them.
+    """
     two = [f"{ascii_lowercase[8 + n % 9]} {ascii_lowercase[17 + n % 7]}" for n in range(count)]
+    results = [(said, f"a b c d e f g h 7 {said} 7") for said in two]
     return [
-        {"messages": [message("user", said), message("tool", f"a b c d e f g h 7 {said} 7")]}
-        for said in two
+        {"messages": [message("assistant", x), message("user", said), message("tool", x)]}
+        for said, x in results
     ]
 
 
@@ -150,8 +154,9 @@ def test_figures_add_up_and_unusable_rows_are_told_without_their_text(
     page = tmp_path / "report.html"
     result = document(umim(*options, "--json", "--html", page))
     assert result["requests"] == 40 and result["held_out"] == 8
-    assert result["tokens"] == {"user": {"prose": 80}, "tool": {"prose": 480}}
-    assert result["digits"] == 80 / 560 and result["cached"] == 0  # no block of 16 is whole
+    prose = {"assistant": 480, "user": 80, "tool": 480}
+    assert result["tokens"] == {role: {"prose": count} for role, count in prose.items()}
+    assert result["digits"] == 160 / 1040 and result["cached"] == 0  # no block of 16 is whole
     saved = {(s["longest"], s["rows"]): s["roles"]["tool"] for s in result["savings"]}
     assert saved[4, 1024] >= 6 / 12  # two spans of 4
     assert saved[8, 1024] >= saved[4, 1024] and result["pays"]

@@ -91,7 +91,7 @@ def test_a_checkpoint_is_tuned_further_with_its_weights(
     still = (
         *("--start", first, "--steps", 1, "--learning-rate", 1e-9),
         *OPTIONS[2:4],
-        *OPTIONS[8:],
+        *OPTIONS[6:],  # its own rank, too
     )
     done = umim("tune", backbone, log_file, "--out", second, *still)
     assert done.code == 0 and f"\n  umim serve {second}\n" in done.out, done.err
@@ -100,7 +100,7 @@ def test_a_checkpoint_is_tuned_further_with_its_weights(
     assert two.module.digest() == one.module.digest()
     for options, message in (
         (("--adapter-rank", 4), "a module that is trained further keeps its form"),
-        (("--longest", 12), "at most 16 tokens, as its start; got 12"),
+        (("--longest", 12), "must have the 16 tokens of its start; got 12"),
     ):
         refused = umim("tune", backbone, log_file, "--out", tmp_path / "third", *still, *options)
         assert refused.code == 1 and message in refused.err and not (tmp_path / "third").exists()

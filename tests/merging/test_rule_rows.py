@@ -53,6 +53,11 @@ def test_the_most_frequent_rules_get_the_rows() -> None:
     rules.support_by_order[3][:] = [9]
     assert frequent_spans(rules, 3).tolist() == [[3, 4, -1, -1], [3, 4, 5, -1], [5, 6, -1, -1]]
     assert len(frequent_spans(rules, 99)) == 5
+    start = RuleRows.of_frequent(rules, 2, 1)
+    start.table.data[:] = 5.0
+    further = RuleRows.of_frequent(rules, 3, 1, start)
+    assert start.spans.tolist() == [[3, 4, -1, -1], [3, 4, 5, -1]]
+    assert further.table.flatten().tolist() == [5.0, 5.0, 0.0]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -195,22 +195,23 @@ def of_training(
     return of_context(context, DistillConfig, plan), made
 
 
-def form_of_start(
-    start: Path, form: ModuleForm, default: Mapping[str, object], longest: int
-) -> ModuleForm:
-    """Return the form of a checkpoint that is trained further, where options ask for no other."""
+def form_of_start(context: typer.Context, start: Path, longest: int) -> ModuleForm:
+    """Return the form of a checkpoint that is trained further; options may ask for no other."""
     from umim_core.checkpoint.checkpoint_files import read_config
     from umim_core.rules.ruleset import RuleSet
     from umim_core.training.train_job import check_longest_of_start
 
     kept = read_config(start).alone()
-    require(
-        form in (kept, ModuleForm.model_validate(default)),
-        ConfigError,
-        "a module that is trained further keeps its form",
-        ", ".join(form.deviations()),
-        "Leave out the options of the form, or --start.",
-    )
+    names = set(ModuleForm.model_fields) - {"kind"}  # --kind is of the text
+    other = [
+        f"{name} {context.params[name]}"
+        for name in sorted(names & set(context.params))
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+        and context.params[name] != getattr(kept, name)
+    ]
+    remedy = "Leave out the options of the form, or --start."
+    rule = "a module that is trained further keeps its form"
+    require(not other, ConfigError, rule, ", ".join(other), remedy)
     check_longest_of_start(RuleSet.load(start / "rules").longest, longest)
     return kept
 

@@ -89,7 +89,7 @@ def train(
     use_gpu, loaded = shared.on_gpu(device), RuleSet.load(rules)
     begin = None if start is None else resolve_checkpoint(start)
     if begin is not None:
-        form = shared.form_of_start(begin, form, _FORM, loaded.longest)
+        form = shared.form_of_start(context, begin, loaded.longest)
     places = map(shared.from_anywhere, named)
     source = source_of(tuple(places), Reading(kind, field, split, config, max_bad))
     job = TrainJob(

@@ -67,19 +67,13 @@ def tune(
 
     merging = check_roles(roles)
     target = own_place("tuned", out, Path(logs[0]).stem)
-    usual = {**shared.FORM, "rule_rows": spans, "unit_positions": "preserved"}
+    chosen = {"adapter_rank": adapter_rank, "rule_rows": spans, "unit_positions": "preserved"}
     training, form = shared.of_training(
-        context,
-        usual | {"adapter_rank": adapter_rank},
-        steps=steps,
-        apart=steps,
-        rows=8,
-        patience=4,
+        context, {**shared.FORM, **chosen}, steps=steps, apart=steps, rows=8, patience=4
     )
     begin = None if start is None else resolve_checkpoint(start)
     if begin is not None:
-        form = shared.form_of_start(begin, form, usual | {"merge_depth": 4}, longest)
-        form = form.model_copy(update={"rule_rows": spans})
+        form = shared.form_of_start(context, begin, longest)
     use_gpu = shared.on_gpu(device)
     left = Left()
     requests = list(read_requests(tuple(logs), kind, left))

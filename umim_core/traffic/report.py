@@ -266,10 +266,12 @@ def _savings(
     for request in read:
         if request.conversation not in held:
             for text in request.prompt:
-                seen.setdefault((request.conversation, text.ids.tobytes()), text)
-    texts = [ids for text in seen.values() for ids in text.segments()]
-    step = -(-sum(map(len, texts)) // _CHOICE_TOKENS)  # of a large log evenly spread texts
-    rules, ids, offsets = candidate_spans(texts[:: max(1, step)], tokenizer, LONGEST[-1])
+                if text.piece.role != RAW:
+                    seen.setdefault((request.conversation, text.ids.tobytes()), text)
+    step = -(-sum(len(text.ids) for text in seen.values()) // _CHOICE_TOKENS)
+    some = list(seen.values())[:: max(1, step)]  # of a large log evenly spread texts
+    segments = [ids for text in some for ids in text.segments()]
+    rules, ids, offsets = candidate_spans(segments, tokenizer, LONGEST[-1])
     of_role: dict[str, int] = {}
     for request in unseen:
         for text in request.prompt:

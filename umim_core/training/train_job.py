@@ -31,7 +31,6 @@ from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import PAPER_FORM, ModuleForm
 from umim_core.config.recipe import Device, DistillConfig, PreferenceConfig, TrainConfig
 from umim_core.errors import BackboneError, ConfigError, require
-from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import with_rows_of
 from umim_core.progress import leave_note
@@ -106,18 +105,15 @@ def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> MergedMo
     start = Checkpoint.load(job.start)
     start.check_backbone(backbone)
     check_longest_of_start(start.rules.longest, matcher.rules.longest)
-    module = with_rows_of(start.module, matcher.rules)
-    if job.form.rule_rows and isinstance(job.config, DistillConfig):  # other rules have rows, too
-        module.rows = RuleRows.of_frequent(
-            matcher.rules, job.form.rule_rows, backbone.hidden_size, module.rows
-        )
-    return MergedModel(backbone, module.requires_grad_(True).to(backbone.device), matcher)
+    module = with_rows_of(start.module, matcher.rules).requires_grad_(True).to(backbone.device)
+    return MergedModel(backbone, module, matcher)
 
 
 def check_longest_of_start(start: int, rules: int) -> None:
     """Refuse rules whose longest spans are not those that a module to start from was made for."""
-    rule = f"rules of a further training must have spans of at most {start} tokens, as its start"
-    require(rules == start, ConfigError, rule, rules, "Mine with that --longest.")
+    rule = f"the longest spans of a further training must have the {start} tokens of its start"
+    remedy = f"Give --longest {start}: to umim tune, or to the mining of the rules."
+    require(rules == start, ConfigError, rule, rules, remedy)
 
 
 def start_of(job: TrainJob, backbone: Backbone) -> MergedModel | Control:

@@ -37,6 +37,7 @@ from umim_core.errors import CorpusError, require
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.prompts import PromptIds
+from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.likelihood import score_rows
 from umim_core.merging.merged_model import MergedModel
 from umim_core.mining.mine import candidate_spans
@@ -195,10 +196,11 @@ def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparis
         "form": options.form.model_dump(mode="json"),
         "training": options.training.model_dump(mode="json"),
         "backbone": backbone_identity(options.model, None),
-        "start": None if options.start is None else directory_digest(Path(options.start)),
         "rows": [[sha256_bytes(i.tobytes()) for i in (row.prompt, row.reply)] for row in rows],
         "parts": [row.parts for row in rows],
     }
+    if decisive.pop("start"):
+        decisive["start"] = directory_digest(Path(str(options.start)))
     build_once(
         out,
         sha256_bytes(canonical_json(decisive).encode()),
@@ -216,7 +218,11 @@ def _tune(
 ) -> None:
     """Do what is not done yet in a folder, whose ``state`` is no part of the result."""
     work = folder / STATE / "tuning"
-    _tell_time(trained, held, options, work / "checkpoint", folder / "checkpoint")
+    device = "cuda" if options.use_gpu else "cpu"
+    backbone = load_backbone(options.model, dtype="float32", device=device)
+    if options.start is not None:
+        Checkpoint.load(options.start).check_backbone(backbone)
+    _tell_time(trained, held, options, backbone, work / "checkpoint", folder / "checkpoint")
     rows = {name: work / "rows" / name for name in ("train", "valid")}
     if not (folder / "rules").exists():
         logger.info("choosing spans of %d conversations", len(trained))
@@ -226,6 +232,9 @@ def _tune(
             part = [row for n, row in enumerate(trained) if (n % _VALID == 0) == (name == "valid")]
             place.parent.mkdir(parents=True, exist_ok=True)
             publish_directory(place, token_rows(part, options.max_tokens).save)
+    start = work / "start"
+    if options.start is not None and not start.exists():
+        with_a_row_each(Checkpoint.load(options.start), RuleSet.load(folder / "rules")).save(start)
     if not (work / "checkpoint").exists():
         job = TrainJob(
             backbone=options.model,
@@ -235,15 +244,15 @@ def _tune(
             train=str(rows["train"]),
             valid=str(rows["valid"]),
             form=options.form,
-            start=options.start,
+            start=None if options.start is None else str(start),
             seed=options.seed,
             use_gpu=options.use_gpu,
             out=str(work),
         )
+        del backbone  # training loads its own, in its own precision
         with followed(job.state):
             run_job(job, AdamWStrategy)
-    device = "cuda" if options.use_gpu else "cpu"
-    backbone = load_backbone(options.model, dtype="float32", device=device)
+        backbone = load_backbone(options.model, dtype="float32", device=device)
     trials_file = work / "trials.json"
     if not (folder / "checkpoint").exists():
         replied = [row for row in trained[::_VALID] if len(row.reply)]
@@ -265,6 +274,7 @@ def _tell_time(
     trained: Sequence[PromptRow],
     held: Sequence[PromptRow],
     options: TuneOptions,
+    backbone: Backbone,
     trained_place: Path,
     chosen_place: Path,
 ) -> None:
@@ -273,10 +283,6 @@ def _tell_time(
     It follows from a forward of the base model. As merged rows are short, one that training reads
     takes about as much, and half as much again where it goes back.
     """
-    device = "cuda" if options.use_gpu else "cpu"
-    backbone = load_backbone(options.model, dtype="float32", device=device)
-    if options.start is not None:
-        Checkpoint.load(options.start).check_backbone(backbone)
     sizes = [min(len(row.prompt) + len(row.reply), options.max_tokens) for row in trained]
     longest = trained[int(np.argmax(sizes))].prompt[: options.max_tokens]
 
@@ -297,16 +303,14 @@ def _tell_time(
     trials = (1 + len(SHORTEST)) * min(_CHOOSING, -(-len(trained) // _VALID))
     times = {
         "training": token * read * float(np.mean(sizes)),
-        "choice at most": token
-        * trials
-        * float(np.mean([len(x.prompt) + len(x.reply) for x in trained])),
+        "choice": token * trials * float(np.mean([len(x.prompt) + len(x.reply) for x in trained])),
         "comparison": 2 * (token * compared + alone * REPLY * len(held[:_GREEDY])),
     }
-    for name, place in {"training": trained_place, "choice at most": chosen_place}.items():
+    for name, place in {"training": trained_place, "choice": chosen_place}.items():
         if place.exists():
             times[name] = 0.0
     parts = ", ".join(f"{name} {duration(x)}" for name, x in times.items())
-    logger.info("about %s in all: %s", duration(sum(times.values())), parts)
+    logger.info("at most about %s in all: %s", duration(sum(times.values())), parts)
 
 
 def chosen_spans(rows: Sequence[PromptRow], options: TuneOptions) -> RuleSet:
@@ -336,6 +340,13 @@ def token_rows(rows: Sequence[PromptRow], most: int) -> TokenRows:
     whole = [np.concatenate([row.prompt, row.reply])[:most].tolist() for row in rows]
     parts = [tuple((a, min(b, most)) for a, b in row.parts if a < most) for row in rows]
     return TokenRows.of_parts(whole, parts, [len(row.prompt) for row in rows])
+
+
+def with_a_row_each(checkpoint: Checkpoint, rules: RuleSet) -> Checkpoint:
+    """Return a checkpoint for other rules with a row each, zero where it has none."""
+    module = checkpoint.module
+    module.rows = RuleRows.of_frequent(rules, len(rules), module.hidden_size, module.rows)
+    return checkpoint.with_contents(module, rules)
 
 
 def of_at_least(checkpoint: Checkpoint, tokens: int) -> Checkpoint:

@@ -79,7 +79,7 @@ def test_adaptation_goes_on_with_the_positions_of_its_start(
     assert abs(preserved - compact) > 1e-6
 
 
-def test_rows_of_the_rules_that_stay_are_kept_and_distillation_gives_the_others_rows(
+def test_adaptation_keeps_the_rows_of_the_rules_that_stay(
     job: TrainJob, backbone: Backbone, tmp_path: Path, torch_rng: torch.Generator
 ) -> None:
     rowed = replace(job, form=ModuleForm(rule_rows=9))  # more than there are rules
@@ -91,17 +91,12 @@ def test_rows_of_the_rules_that_stay_are_kept_and_distillation_gives_the_others_
     Checkpoint.of(model).save(tmp_path / "start")
     task = Matcher(RuleSet.from_spans([(3, 4, 5), (8, 9)]))
     start = replace(rowed, start=str(tmp_path / "start"))
-    kept = model.require_module().rows.table[1:]
-    adapted = replace(start, config=PreferenceConfig(max_steps=1))
-    module = start_model(adapted, backbone, task).require_module()
-    assert module.rows.spans.tolist() == [[3, 4, 5, -1]]
-    assert torch.equal(module.rows.table, kept) and module.rows.table.requires_grad
     module = start_model(start, backbone, task).require_module()
-    assert module.rows.spans.tolist() == [[3, 4, 5, -1], [8, 9, -1, -1]]
-    assert torch.equal(module.rows.table, torch.cat([kept, torch.zeros_like(kept)]))
+    assert module.rows.spans.tolist() == [[3, 4, 5, -1]]
+    assert torch.equal(module.rows.table, model.require_module().rows.table[1:])
     assert module.rows.table.requires_grad
     longer = Matcher(RuleSet.from_spans([(3, 4, 5, 6, 7)]))
-    with pytest.raises(ConfigError, match="spans of at most 4 tokens, as its start; got 5"):
+    with pytest.raises(ConfigError, match="must have the 4 tokens of its start; got 5"):
         start_model(start, backbone, longer)
 
 
