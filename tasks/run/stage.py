@@ -209,22 +209,22 @@ def key_parts(
         return values
 
     def plain_value(value: object, path: str) -> object:
-        while isinstance(value, Identified):
-            value = value.identity()
         if isinstance(value, Digest):
             inputs[path] = str(value)
             return value
+        if value is None or isinstance(value, str | int | float):
+            return value  # most are: whether one is Identified takes far longer to say
+        if isinstance(value, Identified):
+            return plain_value(value.identity(), path)
         if isinstance(value, BaseModel):
-            value = value.model_dump(mode="json")  # which leaves out credentials
-        elif is_dataclass(value) and not isinstance(value, type):
-            value = {field.name: getattr(value, field.name) for field in fields(value)}
+            return plain_value(value.model_dump(mode="json"), path)  # which leaves out credentials
+        if is_dataclass(value) and not isinstance(value, type):
+            return plain_value({of.name: getattr(value, of.name) for of in fields(value)}, path)
         if isinstance(value, Mapping):
             named = {k if isinstance(k, str) else " | ".join(k): v for k, v in value.items()}
             return members(named, f"{path}.")
         if isinstance(value, list | tuple):
             return list(members({str(n): v for n, v in enumerate(value)}, f"{path}.").values())
-        if value is None or isinstance(value, str | int | float):
-            return value
         raise TypeError(f"{path}: a stage's key cannot hold {value!r}; say what it stands for")
 
     return members(arguments, ""), inputs
