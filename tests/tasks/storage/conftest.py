@@ -14,13 +14,13 @@ from tasks.storage.remote_root import RemoteRoot, remote_root
 @pytest.fixture(scope="module", params=["moto", pytest.param("seaweedfs", marks=pytest.mark.full)])
 def server(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     with s3_server(request.param) as settings:
+        forget_servers()
         yield settings
+        forget_servers()
 
 
 @pytest.fixture
-def machine(
-    server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Machine]:
+def machine(server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Make this process a machine with a scratch folder of its own, on one storage a test."""
 
     def become(name: str) -> RemoteRoot:
@@ -31,6 +31,4 @@ def machine(
         assert remote is not None
         return remote
 
-    forget_servers()
-    yield become
-    forget_servers()
+    return become

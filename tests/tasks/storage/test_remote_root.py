@@ -240,8 +240,11 @@ def test_storage_that_refuses_is_a_typed_error_without_secrets(
 
     forget_servers()
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
-    with pytest.raises(ArtifactError, match=r"the storage s3://umim/away must answer") as caught:
-        run()
+    try:
+        with pytest.raises(ArtifactError, match="the storage s3://umim/away must answer") as caught:
+            run()
+    finally:
+        forget_servers()
     assert server["AWS_SECRET_ACCESS_KEY"] not in str(caught.value)
 
 
