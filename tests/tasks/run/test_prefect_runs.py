@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import sys
 from pathlib import Path
 
@@ -14,6 +13,20 @@ from support.servers import free_port
 from support.source_tree import ROOT
 from tasks.run.prefect_runs import deploy, prefect_may_be_away, prefect_must_answer
 from umim_core.errors import ClusterError, CorpusError
+
+# A worker that stands in one place after the other, with a run in each.
+WORKER = """
+import os, sys
+from tasks.run.prefect_runs import _require_own_checkout as check
+from umim_core.errors import ConfigError
+for place in sys.argv[1:]:
+    os.chdir(place)
+    if not os.fork():
+        try: print(check(), flush=True)
+        except ConfigError as error: print(error, flush=True)
+        os._exit(0)
+    os.wait()
+"""
 
 
 def test_a_stage_that_fails_while_the_server_is_away_shows_its_own_error() -> None:
@@ -51,25 +64,14 @@ def test_a_server_that_takes_no_deployments_is_named(monkeypatch: pytest.MonkeyP
         deploy()
 
 
-@pytest.mark.parametrize("place", ["other/docs", "nowhere", "here"])
-def test_a_run_whose_worker_stands_in_another_checkout_is_refused(
-    tmp_path: Path, place: str
-) -> None:
+def test_a_run_whose_worker_stands_in_another_checkout_is_refused(tmp_path: Path) -> None:
     for folder in ("other/flows", "other/docs", "nowhere"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "other" / "flows" / "pipeline_flows.py").touch()
-    program = (
-        "from tasks.run.prefect_runs import _require_own_checkout as check",
-        "from umim_core.errors import ConfigError",
-        "try: print(check())",
-        "except ConfigError as error: print(error)",
-    )
-    run = shlex.join([sys.executable, "-c", "\n".join(program)])
-    worker = ["sh", "-c", f"{run}; true"]  # a parent that stands there
-    cwd = ROOT if place == "here" else tmp_path / place
-    said = output_of(*worker, cwd=cwd, PYTHONPATH=str(ROOT))
-    if place.startswith("other"):
-        assert said.startswith("a Prefect worker must run the flows of the checkout")
-        assert f"{ROOT}, by a worker in {tmp_path / 'other'}" in said
-    else:
-        assert said == "None\n"
+    places = (tmp_path / "other" / "docs", tmp_path / "nowhere", ROOT)
+    other, *own = output_of(
+        sys.executable, "-c", WORKER, *places, PYTHONPATH=str(ROOT)
+    ).splitlines()
+    assert other.startswith("a Prefect worker must run the flows of the checkout")
+    assert f"{ROOT}, by a worker in {tmp_path / 'other'}" in other
+    assert own == ["None", "None"]
