@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -65,20 +66,29 @@ class TinyCorpus:
         artifact = run_stage(folder, StageSpec("tokenize", 1, {"size": size}, {}), build)
         return cls(ids, ends, artifact, str(folder / "tokenizer"))
 
+    @cached_property
+    def tokenizer(self) -> NamedTokenizer:
+        """What the stages are given, loaded once."""
+        return NamedTokenizer(self.backbone)
+
     def count(self, root: Path, lease: ClusterLease, **changes: object) -> Artifact:
         """Run the count stage."""
         options = OPTIONS.model_copy(update=changes)
-        tokens, tokenizer = self.tokenized.part("train"), NamedTokenizer(self.backbone)
+        tokens, documents = self.tokenized.part("train"), options.count_documents
         call = count_stage(
-            tokens=tokens, tokenizer=tokenizer, options=options, documents=options.count_documents
+            tokens=tokens, tokenizer=self.tokenizer, options=options, documents=documents
         )
         return call.build(Site(root, lease))
 
     def filter(self, root: Path, counted: Artifact, **changes: object) -> Artifact:
         """Run the filter stage."""
         options = OPTIONS.model_copy(update=changes)
-        tokens, tokenizer = self.tokenized.part("train"), NamedTokenizer(self.backbone)
-        call = filter_stage(counted=counted, tokens=tokens, tokenizer=tokenizer, options=options)
+        call = filter_stage(
+            counted=counted,
+            tokens=self.tokenized.part("train"),
+            tokenizer=self.tokenizer,
+            options=options,
+        )
         return call.build(here(root))
 
     def grams(self) -> dict[int, Counter[tuple[int, ...]]]:

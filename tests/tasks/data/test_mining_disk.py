@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-import tasks.stages.mine
 from support.faulty_disk import PAGE, Faults, leftovers, published
-from support.tiny_mining import InProcess, NoCluster, TinyCorpus
+from support.tiny_mining import NoCluster, TinyCorpus
+from support.tiny_pipeline import counting_in_process
 from umim_core.errors import ArtifactError
 from umim_core.rules.ruleset import RuleSet
 
@@ -26,27 +26,27 @@ Run = Callable[[Path], str]
 def corpus(
     tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase
 ) -> TinyCorpus:
-    return TinyCorpus.make(tmp_path_factory.mktemp("corpus"), tiny_tokenizer)
+    return TinyCorpus.make(tmp_path_factory.mktemp("corpus"), tiny_tokenizer, 1000)
 
 
-@pytest.fixture
-def runs(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
+@pytest.fixture(scope="module")
+def runs(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     """Each writer by name: it writes below a root and returns the digest of what is there."""
-    monkeypatch.setattr(tasks.stages.mine, "ClusterCounter", InProcess)
-    made = tmp_path / "made"
-    counted = corpus.count(made, NoCluster())
-    rules = RuleSet.load(corpus.filter(made, counted).path / "rules")
+    made = tmp_path_factory.mktemp("made")
+    with counting_in_process():
+        counted = corpus.count(made, NoCluster())
+        rules = RuleSet.load(corpus.filter(made, counted).path / "rules")
 
-    def save(root: Path) -> str:
-        if not (root / "rules").exists():
-            rules.save(root / "rules")
-        return RuleSet.load(root / "rules").digest
+        def save(root: Path) -> str:
+            if not (root / "rules").exists():
+                rules.save(root / "rules")
+            return RuleSet.load(root / "rules").digest
 
-    return {
-        "count": lambda root: corpus.count(root, NoCluster()).digest,
-        "filter": lambda root: corpus.filter(root, counted).digest,
-        "rules": save,
-    }
+        yield {
+            "count": lambda root: corpus.count(root, NoCluster()).digest,
+            "filter": lambda root: corpus.filter(root, counted).digest,
+            "rules": save,
+        }
 
 
 @pytest.mark.parametrize("name", ["count", "filter", "rules"])
