@@ -52,27 +52,22 @@ def fields(checkpoint: Path, data: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def measured(root: Path, recipe: AdaptationRecipe) -> tuple[Walk, dict[str, Any]]:
-    with ClusterLease(recipe.cluster) as lease:
-        run = Walk(root, recipe, lease)
-        found = read_json(measure_adaptation(run).path / "adaptation.json")
-    assert isinstance(found, dict)
-    return run, found
-
-
 @pytest.fixture(scope="module")
 def curves(
     tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, AdaptationRecipe, dict[str, Any]]:
+) -> tuple[Walk, dict[str, Any]]:
+    """The run, and what it measured."""
     folder = tmp_path_factory.mktemp("curves")
-    recipe = AdaptationRecipe.model_validate(
-        fields(tiny_checkpoint, write_questions(folder / "questions"))
-    )
-    return folder, recipe, *measured(folder / "root", recipe)
+    given = fields(tiny_checkpoint, write_questions(folder / "questions"))
+    recipe = AdaptationRecipe.model_validate(given)
+    with ClusterLease(recipe.cluster) as lease:
+        run: Any = Walk(folder / "root", recipe, lease)
+        body: Any = read_json(measure_adaptation(run).path / "adaptation.json")
+    return run, body
 
 
 def test_every_setting_threshold_seed_and_control_is_a_point(curves: Any) -> None:
-    _, _, _, body = curves
+    _, body = curves
     (backbone,) = body["backbones"]
     found = [(p["setting"], p["tau"], p["seed"]) for p in backbone["points"]]
     trained = ["WT + FT", "WT + DPO", "Task-trained", "Task-Adapted"]
@@ -84,7 +79,7 @@ def test_every_setting_threshold_seed_and_control_is_a_point(curves: Any) -> Non
 
 
 def test_differences_are_paired_with_the_base_model(curves: Any) -> None:
-    _, _, run, body = curves
+    run, body = curves
     scored = [a for a in run.artifacts if a.stage == "choice-scores"]
     base, start = read_scores(scored[0]), read_scores(scored[1])
     (point,) = [p for p in body["backbones"][0]["points"] if p["setting"] == "WT"]
@@ -96,7 +91,7 @@ def test_differences_are_paired_with_the_base_model(curves: Any) -> None:
 def test_scores_of_the_base_model_are_of_its_weights_and_tokenizer(
     curves: Any, tiny_checkpoint: Path
 ) -> None:
-    _, _, run, _ = curves
+    run, _ = curves
     base, *others = (a.manifest()["inputs"] for a in run.artifacts if a.stage == "choice-scores")
     config = Checkpoint.load(tiny_checkpoint).config
     assert base["model.model"] == config.backbone_fingerprint
@@ -106,7 +101,7 @@ def test_scores_of_the_base_model_are_of_its_weights_and_tokenizer(
 
 
 def test_trained_settings_are_compared_with_the_rules_alone_and_with_controls(curves: Any) -> None:
-    _, _, run, body = curves
+    run, body = curves
     hits = {
         tuple(artifact.manifest()["config"]["model"][name] for name in ("setting", "tau", "seed")):
         read_scores(artifact).hits()
