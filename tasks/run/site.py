@@ -8,8 +8,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import LOCAL, cluster_address
 from tasks.cluster.worker_tasks import calls_leave_this_process
@@ -46,6 +44,8 @@ class Site:
         """
         config: ClusterConfig = self.lease.config
         if not calls_leave_this_process(config):
+            import torch
+
             return machine_name(torch.get_num_threads())
         address = cluster_address(config.address)
         return address if address != LOCAL else machine_name(config.cpus or os.cpu_count() or 1)

@@ -45,8 +45,7 @@ from umim_core.store.artifacts import (
 )
 from umim_core.store.disk import refusals_named
 from umim_core.store.locking import computing
-from umim_core.store.publication import STATE, build_once
-from umim_core.training.train_state import last_step
+from umim_core.store.publication import STATE, build_once, last_step
 
 logger = logging.getLogger("umim.stage")
 STAGE_SCHEMA: Final = 1

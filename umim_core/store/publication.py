@@ -190,3 +190,13 @@ def _give_name(out: Path, final: Path) -> None:
     except OSError:
         final.rename(out)  # what failed has no final name
         raise
+
+
+def step_of(state: Path) -> int:
+    return int(state.name.removeprefix("step-"))
+
+
+def last_step(directory: Path) -> int | None:
+    """Return the step after which the newest sealed state was written, or None; nothing is read."""
+    steps = [step_of(path.parent) for path in directory.glob(f"step-*/{MANIFEST}")]
+    return max(steps, default=None)

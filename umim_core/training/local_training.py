@@ -30,14 +30,13 @@ from umim_core.progress import followed
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import save_array
 from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
-from umim_core.store.publication import build_once, publish_directory
+from umim_core.store.publication import build_once, last_step, publish_directory
 from umim_core.task_sets.spec import SPLITS
 from umim_core.text.sources import Source
 from umim_core.text.token_files import TokenFiles
 from umim_core.text.tokens import check_known, tokenized_corpus
 from umim_core.training.optimizer import AdamWStrategy
 from umim_core.training.train_job import TrainJob, read_curve, read_summary, run_job
-from umim_core.training.train_state import last_step
 
 logger = logging.getLogger("umim.progress")
 _HELD_OUT: Final = 20  # one row in so many goes to each of valid and test

@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from umim_core.checkpoint.module_weights import save_tensors
 from umim_core.errors import ArtifactError, require
 from umim_core.store.artifacts import (
-    MANIFEST,
     payload_files,
     read_manifest,
     write_json,
     write_manifest,
 )
 from umim_core.store.disk import flush_tree
+from umim_core.store.publication import step_of
 from umim_core.training.train_ranks import (
     from_first_rank,
     rank_and_world,
@@ -82,16 +82,6 @@ def load_parameters(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     require(known == found, ArtifactError, rule, sorted(tensors), remedy)
     for name, value in weights.items():
         value.copy_(tensors[name])
-
-
-def step_of(state: Path) -> int:
-    return int(state.name.removeprefix("step-"))
-
-
-def last_step(directory: Path) -> int | None:
-    """Return the step after which the newest sealed state was written, or None; nothing is read."""
-    steps = [step_of(path.parent) for path in directory.glob(f"step-*/{MANIFEST}")]
-    return max(steps, default=None)
 
 
 def drop_states(directory: Path) -> None:
