@@ -19,7 +19,7 @@ from prefect.logging.handlers import APILogWorker
 from flows import parts
 from flows.pipeline_flows import full_pipeline
 from support.shared_services import PrefectServer
-from support.tiny_pipeline import Walk, counting_in_process
+from support.tiny_pipeline import Walk, counting_in_process, save_backbone, tiny_recipe
 from support.traces import CANARIES, Descendants, traces
 from support.tracked_runs import runs_of
 from tasks.cluster.ray_cluster import require_loopback
@@ -29,36 +29,6 @@ from tasks.run.stage import Artifact
 from umim_core.checkpoint.checkpoint_index import own_checkpoints
 from umim_core.store.artifacts import read_manifest
 
-_OPTIMISE = {
-    "max_steps": 2,
-    "batch_size": 2,
-    "learning_rate": 0.002,
-    "validate_every": 1,
-    "validation_rows": 2,
-    "checkpoint_every": 1,
-}
-_STEP = {**_OPTIMISE, "bf16": False}
-RECIPE = {
-    "name": "tiny",
-    "corpus": {
-        "kind": "docstrings",
-        "packages": ["networkx"],
-        "out_of_domain": ["filelock"],
-        "train_tokens": 20000,
-    },
-    "cells": [
-        {"backbone": "umim-docs-llama", "tau": 5, "adapt": True},
-        {"backbone": "umim-docs-gpt2", "tau": 5},
-    ],
-    "segment_length": 64,
-    "distill": _STEP,
-    "task": {"train": 6, "valid": 4, "test": 4},
-    "adapt": {"rules": {"tau": 3, "overlap": "none", "containment": "keep"}, "sft": _STEP}
-    | {"dpo": {**_OPTIMISE, "beta": 0.1}},
-    "evaluate": {"alignment_rows": 2, "perplexity_rows": 2, "task_questions": 2, "batch_size": 2},
-    "benchmark": {"prompt_lengths": [16], "new_tokens": 2, "warmup": 0, "pairs": 1},
-    "cluster": {"workers": 0},
-}
 STAGES = {
     "corpus",
     "task",
@@ -83,14 +53,16 @@ class Finished:
     """One finished pipeline, and where it left things."""
 
     def __init__(self, base: Path, environment: pytest.MonkeyPatch, prefect: Path) -> None:
-        self.root, self.prefect = base / "root", prefect
+        self.root, self.prefect, self.report = base / "root", prefect, Path()
         self.uri = f"sqlite:///{base / 'mlflow.db'}"
         environment.setenv("UMIM_ROOT", str(self.root))
         environment.setenv("MLFLOW_TRACKING_URI", self.uri)
         for name, secret in CANARIES.items():
             environment.setenv(name, secret)
         self.recipe = base / "tiny.yaml"
-        self.recipe.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+        recipe = tiny_recipe(save_backbone(base / "small")).model_dump(mode="json")
+        recipe["cells"].append({"backbone": "umim-docs-gpt2", "tau": 5})
+        self.recipe.write_text(yaml.safe_dump(recipe), encoding="utf-8")
         self.started = Descendants("RAY_AUTH_TOKEN")
 
     def launch(self) -> Path:
@@ -114,28 +86,25 @@ class Finished:
 
 
 @pytest.fixture(scope="module")
-def finished(
+def run(
     tmp_path_factory: pytest.TempPathFactory,
     using_prefect: PrefectServer,
     two_cores: None,
     empty_store: Path,
-) -> Iterator[tuple[Finished, Path]]:
+) -> Iterator[Finished]:
     with pytest.MonkeyPatch.context() as environment:
-        run = Finished(tmp_path_factory.mktemp("pipeline"), environment, using_prefect.database)
-        shutil.copy(empty_store, run.uri.removeprefix("sqlite:///"))
-        yield run, run.launch()
+        made = Finished(tmp_path_factory.mktemp("pipeline"), environment, using_prefect.database)
+        shutil.copy(empty_store, made.uri.removeprefix("sqlite:///"))
+        made.report = made.launch()
+        yield made
 
 
-def test_every_stage_leaves_one_artifact_per_use(finished: tuple[Finished, Path]) -> None:
-    run, _ = finished
+def test_every_stage_leaves_one_artifact_per_use(run: Finished) -> None:
     assert {name.split("/")[0] for name in run.artifacts()} == STAGES
     assert not list(run.root.glob("*/*.partial"))
 
 
-def test_the_count_on_the_cluster_is_that_of_one_process(
-    finished: tuple[Finished, Path], tmp_path: Path
-) -> None:
-    run, _ = finished
+def test_the_count_on_the_cluster_is_that_of_one_process(run: Finished, tmp_path: Path) -> None:
     later = shutil.ignore_patterns(*STAGES - {"corpus", "task", "tokenize"})
     shutil.copytree(run.root, tmp_path / "root", ignore=later)
     alone: Any = Walk(tmp_path / "root", find_recipe(str(run.recipe)))
@@ -147,27 +116,24 @@ def test_the_count_on_the_cluster_is_that_of_one_process(
     assert all(call.artifact.metrics["ngrams_2"] for call in alone.calls if call.name == "count")
 
 
-def test_every_checkpoint_is_named_by_its_cell_and_setting(finished: tuple[Finished, Path]) -> None:
-    run, _ = finished
+def test_every_checkpoint_is_named_by_its_cell_and_setting(run: Finished) -> None:
     settings = ("wt", "wt-rules", "wt-ft", "task-adapted")
-    names = {f"tiny/docs-llama-tau-5-greedy-drop/{setting}" for setting in settings}
+    names = {f"tiny/small-tau-3-greedy-drop/{setting}" for setting in settings}
     assert set(own_checkpoints(run.root)) == names | {"tiny/docs-gpt2-tau-5-greedy-drop/wt"}
 
 
-def test_report_page_is_whole_and_offline(finished: tuple[Finished, Path]) -> None:
-    _, report = finished
-    page = (report / "report.html").read_text(encoding="utf-8")
-    assert "umim-docs-llama" in page
+def test_report_page_is_whole_and_offline(run: Finished) -> None:
+    page = (run.report / "report.html").read_text(encoding="utf-8")
+    assert "umim-docs-gpt2" in page
     assert "Task-Adapted" in page
     assert 'src="http' not in page
-    assert (report / "report.md").is_file()
-    places = json.loads((report / "report.json").read_text("utf-8"))["checkpoints"]
+    assert (run.report / "report.md").is_file()
+    places = json.loads((run.report / "report.json").read_text("utf-8"))["checkpoints"]
     assert all((Path(place["path"]) / "manifest.json").is_file() for place in places)
     assert len(places) == 5 and all(place["path"] in page for place in places)
 
 
-def test_comparison_runs_have_the_names_others_query(finished: tuple[Finished, Path]) -> None:
-    run, _ = finished
+def test_comparison_runs_have_the_names_others_query(run: Finished) -> None:
     rows = run.runs("comparison")
     assert {row.data.params["setting"] for row in rows} == {
         "WT",
@@ -180,8 +146,7 @@ def test_comparison_runs_have_the_names_others_query(finished: tuple[Finished, P
     assert set(COMPARISON_METRICS) <= set(first.data.metrics)
 
 
-def test_stage_runs_are_children_of_the_pipeline_run(finished: tuple[Finished, Path]) -> None:
-    run, _ = finished
+def test_stage_runs_are_children_of_the_pipeline_run(run: Finished) -> None:
     (pipeline,) = run.runs("pipeline")
     stages = run.runs("stage")
     assert {row.data.tags["umim.stage"] for row in stages} == STAGES
@@ -189,27 +154,20 @@ def test_stage_runs_are_children_of_the_pipeline_run(finished: tuple[Finished, P
     assert pipeline.info.status == "FINISHED"
 
 
-def test_training_curves_are_metrics_with_steps(finished: tuple[Finished, Path]) -> None:
-    run, _ = finished
+def test_training_curves_are_metrics_with_steps(run: Finished) -> None:
     row = next(r for r in run.runs("stage") if r.data.tags["umim.stage"] == "distill")
     history = MlflowClient(run.uri).get_metric_history(row.info.run_id, "train_kl")
     assert [point.step for point in history] == [1, 2]
 
 
-def test_the_pipeline_run_has_the_numbers_of_trainings_under_way(
-    finished: tuple[Finished, Path],
-) -> None:
-    run, _ = finished
+def test_the_pipeline_run_has_the_numbers_of_trainings_under_way(run: Finished) -> None:
     (pipeline,) = run.runs("pipeline")
     for stage in ("distill", "sft", "dpo"):
         names = {name for name in pipeline.data.metrics if name.startswith(f"live/{stage} ")}
         assert any(name.endswith("/train_loss") for name in names), stage
 
 
-def test_the_prefect_run_is_named_by_its_recipe_and_shows_our_lines(
-    finished: tuple[Finished, Path],
-) -> None:
-    run, _ = finished
+def test_the_prefect_run_is_named_by_its_recipe_and_shows_our_lines(run: Finished) -> None:
     APILogWorker.drain_all(timeout=240)
     with get_client(sync_client=True) as client:
         (flow_run,) = [found for found in client.read_flow_runs() if found.name == str(run.recipe)]
@@ -219,8 +177,7 @@ def test_the_prefect_run_is_named_by_its_recipe_and_shows_our_lines(
         assert any(line.startswith(f"{stage}: built in") for line in lines), stage
 
 
-def test_everything_started_listens_on_loopback_only(finished: tuple[Finished, Path]) -> None:
-    run, _ = finished
+def test_everything_started_listens_on_loopback_only(run: Finished) -> None:
     require_loopback(run.started.sockets)
     names = {name for name, _, _ in run.started.sockets}
     assert {"gcs_server", "raylet"} <= names, "the cluster of the counting stage"
@@ -228,10 +185,7 @@ def test_everything_started_listens_on_loopback_only(finished: tuple[Finished, P
     assert any(name.startswith("python") for name in names), "the server of the flow run"
 
 
-def test_secrets_of_the_environment_reach_no_result_and_no_log(
-    finished: tuple[Finished, Path],
-) -> None:
-    run, _ = finished
+def test_secrets_of_the_environment_reach_no_result_and_no_log(run: Finished) -> None:
     APILogWorker.drain_all(timeout=240)
     tokens = sorted(run.started.values)  # of this run's cluster, and of one that tests share
     assert tokens
@@ -244,9 +198,8 @@ def test_secrets_of_the_environment_reach_no_result_and_no_log(
 
 
 def test_second_run_executes_nothing_adds_no_run_and_reads_nothing_twice(
-    finished: tuple[Finished, Path], monkeypatch: pytest.MonkeyPatch
+    run: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, report = finished
     read: list[Path] = []
 
     def noted(directory: Path, *, kind: str, schema: int, verify: bool = True) -> object:
@@ -258,7 +211,7 @@ def test_second_run_executes_nothing_adds_no_run_and_reads_nothing_twice(
     before = run.artifacts()
     counts = {kind: len(run.runs(kind)) for kind in ("pipeline", "stage", "comparison")}
     stamps = {path: path.stat().st_mtime_ns for path in run.root.glob("*/*/manifest.json")}
-    assert run.launch() == report
+    assert run.launch() == run.report
     assert run.artifacts() == before
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert {kind: len(run.runs(kind)) for kind in counts} == counts
