@@ -118,13 +118,13 @@ def ray_cluster(
     target = cluster_address(address)
     with contextlib.ExitStack() as stack:
         options: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR"}
-        options["runtime_env"] = {"env_vars": worker_environment(local=target == LOCAL)}
         sockets_before = set(listening_addresses())
-        mark: dict[str, str] = {}  # of what Ray starts, and not of what else this process starts
+        own: dict[str, str] = {}  # of what Ray starts, and not of what else this process starts
         if target == LOCAL:
             folder = stack.enter_context(_guarded_folder())
             stack.enter_context(_environment(_private_settings()))
-            mark = {guard.VARIABLE: str(folder)}
+            # Workers inherit it: a runtime_env would start Python twice for each of them.
+            own = {guard.VARIABLE: str(folder), **worker_environment(local=True)}
             _refresh_ray_settings()
             options |= {
                 "address": LOCAL,
@@ -137,11 +137,12 @@ def ray_cluster(
         else:
             _check_reachable(target)
             options["address"] = target
+            options["runtime_env"] = {"env_vars": worker_environment(local=False)}
         # A thread of its own: the kernel ends Ray's processes with the thread that started them,
         # and in the main one Ray would take over SIGTERM.
         starter = stack.enter_context(ThreadPoolExecutor(1, "ray"))
         stack.callback(ray.shutdown)
-        with _environment(mark):
+        with _environment(own):
             require_started(starter.submit(ray.init, **options).exception(), target)
         if target == LOCAL:
             require_loopback(set(listening_addresses()) - sockets_before)
@@ -199,6 +200,7 @@ def _private_settings() -> dict[str, str]:
         "RAY_DEDUP_LOGS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_raylet_start_wait_time_s": "180",  # 30 s are too few on a busy machine
+        "RAY_prestart_worker_first_driver": "0",  # a worker per core, wanted or not
         "SPT_NOENV": "1",  # titles leave the environment, by which the guard finds processes
     }
 
