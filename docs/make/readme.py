@@ -186,15 +186,14 @@ def readme_words() -> str:
     )
     calls = (
         f"**Calls**: base models are right on {' and '.join(right)} questions on functions that "
-        f"no training saw. Other methods were asked {white['questions']}, "
-        f"{white['kept'][1]} of them right by the base. Try JSON without white "
-        "space first: it works in any engine."
+        f"no training saw. Other methods were asked {white['questions']} of them. Try JSON without "
+        "white space first: it works in any engine."
     )
     time = (
-        f"**Time**, {_SMALL} in the paper's form, one CPU thread: with "
-        f"{_percent(engines['token_reduction'])} of the tokens saved vLLM takes {vllm:.2f} and "
-        f"llama.cpp's server {llama:.2f} times less processor time to the first token "
-        "([engines](docs/results/engines.md)). `umim bench` times your machine."
+        f"**Time** of one CPU thread to the first token, {_SMALL} in the paper's form, "
+        f"{_percent(engines['token_reduction'])} of the tokens saved: vLLM is {vllm:.2f} and "
+        f"llama.cpp's server {llama:.2f} times as fast ([engines](docs/results/engines.md)). "
+        "`umim bench` times your machine."
     )
     return (
         "\n\n".join(
