@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Final
 
 import yaml
 
@@ -12,68 +12,126 @@ from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.model_base import validated
 from umim_core.config.recipe import Recipe
 from umim_core.config.table_recipe import TableRecipe
+from umim_core.encodable import encoding_error
 from umim_core.errors import ConfigError, did_you_mean, require
 from umim_core.store.disk import read_bytes
 
 AnyRecipe = Recipe | TableRecipe | AdaptationRecipe
 _MAX_BYTES: Final = 1 << 18
+_MAX_DEPTH: Final = 32
+_MAX_VALUES: Final = 20_000  # with every alias written out
+_MAX_DIGITS: Final = 100
 _TAG: Final = "tag:yaml.org,2002:"
-_MERGE: Final = _TAG + "merge"
-_OLD: Final = "!1.1"  # numbers that YAML 1.1 reads, and 1.2 as others or as text: 010, 1:30
-_STARTS: Final = list("-+.0123456789")
-# Plain words as YAML 1.2 reads them (its core schema), with what they may begin with.
-_WORDS: Final = (
-    (_TAG + "null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    (_TAG + "bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    (_TAG + "int", r"[-+]?(0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+", _STARTS),
-    (
-        _TAG + "float",
-        r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        _STARTS,
-    ),
-    (
-        _OLD,
-        r"[-+]?0[0-9_]+(\.[0-9_]*)?|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
-        r"|[-+]?0[bx][0-9a-fA-F_]+|[-+]?[0-9.][0-9_.]*_[0-9_.]*([eE][-+]?[0-9]+)?",
-        _STARTS,
-    ),
-    (_MERGE, "<<", ["<"]),
+_TAGS: Final = frozenset({_TAG + "str", _TAG + "seq", _TAG + "map"})
+# Plain words as YAML 1.2 reads them (its core schema).
+_WORDS: Final[dict[str, object]] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_INT: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT: Final = re.compile(
+    r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+# Numbers that YAML 1.1 reads, and 1.2 as others or as text: 010 is 8 or 10, 1:30 is 90 or text.
+_OLD_NUMBER: Final = re.compile(
+    r"[-+]?0[0-9_]+(\.[0-9_]*)?|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
+    r"|[-+]?0[bx][0-9a-fA-F_]+|[-+]?[0-9.][0-9_.]*_[0-9_.]*([eE][-+]?[0-9]+)?"
 )
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads plain words as YAML 1.2 does; a key is a text, and given once."""
+class _Loader(yaml.BaseLoader):
+    """Composes nodes, of a bounded depth: PyYAML looks ahead no further than it has composed."""
 
-    # None of YAML 1.1.
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # stubs
+    depth = 0
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            mark = key.start_mark
-            if not isinstance(key, yaml.ScalarNode):
-                raise _refusal(mark, "a key must be a word")
-            if key.value in lines:
-                first = lines[key.value] + 1
-                rule = f"{key.value[:99]} is given twice, first in line {first}"
-                raise _refusal(mark, rule)
-            lines[key.value] = mark.line
-            key.tag = key.tag if key.tag == _MERGE else _TAG + "str"
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # of PyYAML
+            raise _refusal(mark, f"values must nest {_MAX_DEPTH} deep at most")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
         return node
 
-    def old_number(self, node: yaml.ScalarNode) -> NoReturn:
+
+class _Values:
+    """Builds what nodes stand for. An alias is written out, so their number bounds everything."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def of(self, node: yaml.Node, depth: int = 0) -> object:
+        self._count += 1
+        if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
+            raise _refusal(
+                node.start_mark, f"aliases must stand for {_MAX_VALUES:,} values at most"
+            )
+        if node.tag not in _TAGS:
+            raise _refusal(node.start_mark, f"the tag {node.tag[:99]} is not read: leave it out")
+        if isinstance(node, yaml.SequenceNode):
+            return [self.of(item, depth + 1) for item in node.value]
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, depth)
+        return _scalar(node) if isinstance(node, yaml.ScalarNode) else None
+
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, object]:
+        lines: dict[str, int] = {}
+        mapping: dict[str, object] = {}
+        defaults: dict[str, object] = {}
+        for key, value in node.value:
+            mark = key.start_mark
+            name = key.value if isinstance(key, yaml.ScalarNode) else None
+            if name is None:
+                raise _refusal(mark, "a key must be a word")
+            if name in lines:
+                first = lines[name] + 1
+                raise _refusal(mark, f"{name[:99]} is given twice, first in line {first}")
+            lines[name] = mark.line
+            _check_text(key)
+            if name == "<<" and key.style is None:  # keys of other mappings, for those not given
+                defaults = self._merged(value, depth)
+            else:
+                mapping[name] = self.of(value, depth + 1)
+        return defaults | mapping
+
+    def _merged(self, node: yaml.Node, depth: int) -> dict[str, object]:
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        merged: dict[str, object] = {}
+        for part in reversed(parts):  # the first one wins
+            values = self.of(part, depth + 1)
+            if not isinstance(values, dict):
+                raise _refusal(part.start_mark, "<< takes a mapping, or a list of mappings")
+            merged |= values
+        return merged
+
+
+def _scalar(node: yaml.ScalarNode) -> object:
+    text: str = node.value
+    _check_text(node)
+    if node.style is not None:  # quoted, or a block
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    integer, real = _INT.fullmatch(text), _FLOAT.fullmatch(text)
+    if (integer or real) and len(text) > _MAX_DIGITS:
+        raise _refusal(node.start_mark, f"a number must have {_MAX_DIGITS} digits at most")
+    if integer:
+        return int(text, 0)
+    if real:
+        return float(re.sub(r"\.(?=[iInN])", "", text))
+    if _OLD_NUMBER.fullmatch(text):
         raise _refusal(
             node.start_mark,
-            f"{node.value[:99]} is one number in YAML 1.1 and another or text in 1.2: "
+            f"{text[:99]} is one number in YAML 1.1 and another or text in 1.2: "
             "write it in decimal digits, or in quotes for text",
         )
+    return text
 
 
-for _tag, _words, _first in _WORDS:
-    _Loader.add_implicit_resolver(_tag, re.compile(rf"(?:{_words})\Z"), _first)
-_Loader.add_constructor(_OLD, _Loader.old_number)
+def _check_text(node: yaml.ScalarNode) -> None:
+    if encoding_error(node.value) is not None:
+        raise _refusal(node.start_mark, "text must not hold lone surrogates")
 
 
 def _refusal(mark: yaml.Mark, rule: str) -> yaml.MarkedYAMLError:
@@ -87,7 +145,8 @@ def read_recipe_file(path: Path) -> object:
     """
     try:
         text = read_bytes(path, _MAX_BYTES).decode("utf-8-sig")
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  a safe one
+        node = yaml.compose(text, Loader=_Loader)
+        return None if node is None else _Values().of(node)
     except FileNotFoundError as error:
         raise ConfigError(
             "a recipe file must exist", str(path), "`python -m flows recipes` lists the recipes."
