@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,7 +12,6 @@ from ray.exceptions import RayError
 from tasks.cluster.lease import ClusterLease
 from tasks.data.tokenizing import threads_per_job
 from tasks.run.pipeline import side_by_side
-from tasks.training.train_worker import launch_worker
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError
 
@@ -48,32 +44,6 @@ def test_a_dead_raylet_is_an_error_that_names_the_logs_which_stay(tmp_path: Path
     assert caught.value.__notes__ == [f"Ray's logs are in {kept}."]
     assert not ray.is_initialized()
     assert psutil.Process().children() == []
-
-
-def wait_for_the_end(fields: dict[str, object]) -> None:
-    """Say that the group has started, and stay."""
-    Path(str(fields["out"]), "started").touch()
-    time.sleep(600)
-
-
-def kill_the_controller(out: Path) -> None:
-    """Kill the process that leads a group which has started."""
-    while not (out / "started").exists():
-        time.sleep(0.02)
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if "TrainController" in " ".join(process.cmdline()):
-                process.kill()
-
-
-@pytest.mark.full
-def test_the_lost_controller_of_a_training_is_named(tmp_path: Path) -> None:
-    killer = threading.Thread(target=kill_the_controller, args=(tmp_path,))
-    killer.start()
-    named = pytest.raises(ClusterError, match="the controller of a training must stay alive")
-    with named, ClusterLease(ClusterConfig(workers=1, cpus=1, object_store_gib=0.1)) as lease:
-        launch_worker(wait_for_the_end, {"out": str(tmp_path)}, tmp_path, lease)
-    killer.join()
 
 
 def test_a_job_gets_no_more_threads_than_the_smallest_node_with_cores_has() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tasks.cluster.lease import ClusterLease
@@ -55,3 +59,43 @@ def test_any_other_error_has_the_restarts(lease: ClusterLease, tmp_path: Path) -
     with pytest.raises(ClusterError, match="may be lost at most 2 times; got ValueError: not ours"):
         launch_worker(raise_on_rank_1, {"out": str(tmp_path), "typed": False}, tmp_path, lease)
     assert attempts(tmp_path) == [3, 3]
+
+
+def wait_for_the_end(fields: dict[str, object]) -> None:
+    """Say that the group has started, and stay."""
+    Path(str(fields["out"]), "started").touch()
+    time.sleep(600)
+
+
+def started(out: Path) -> bool:
+    return (out / "started").exists()
+
+
+def group_exists(_: Path) -> bool:
+    import ray
+
+    return any(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())
+
+
+def kill_the_controller(when: Callable[[Path], bool], out: Path) -> None:
+    """Kill the process that leads a group, at once when a condition holds."""
+    while not when(out):
+        time.sleep(0.02)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "TrainController" in " ".join(process.cmdline()):
+                process.kill()
+
+
+@pytest.mark.parametrize("when", [started, group_exists])
+def test_a_lost_controller_is_named_and_its_group_gives_its_cores_back(
+    lease: ClusterLease, tmp_path: Path, when: Callable[[Path], bool]
+) -> None:
+    killer = threading.Thread(target=kill_the_controller, args=(when, tmp_path))
+    killer.start()
+    with pytest.raises(ClusterError, match="the controller of a training must stay alive"):
+        launch_worker(wait_for_the_end, {"out": str(tmp_path)}, tmp_path, lease)
+    killer.join()
+    assert when is started or not started(tmp_path)
+    with pytest.raises(NumericalError):  # another group has room
+        launch_worker(raise_on_rank_1, {"out": str(tmp_path), "typed": True}, tmp_path, lease)
