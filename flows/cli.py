@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -107,10 +108,12 @@ def run(
         _show_plan(loaded, flow, as_json)
         return
     _log_progress()
+    from prefect.settings import PREFECT_API_URL
+
     from flows.launch import launch
     from tasks.run.prefect_runs import prefect_must_answer
 
-    with prefect_must_answer():
+    with prefect_must_answer() if PREFECT_API_URL.value() else nullcontext():
         launch(recipe, loaded, flow, confirm_run_unsafe_code, as_json)
 
 

@@ -115,7 +115,7 @@ class WriterEndedError(GenerationError):
     @classmethod
     def of(cls, status: int) -> GenerationError:
         """Return the error of an exit status, which is below zero for a signal."""
-        if -status == signal.SIGPROF:
+        if -status in (signal.SIGPROF, signal.SIGALRM):
             return _unwritable("a template that does not end in seconds", cls)
         if -status in _MEMORY_SIGNALS:
             return _unwritable("a template that needs more memory", cls)

@@ -19,7 +19,8 @@ from jinja2 import TemplateError
 from transformers.utils.chat_parsing import parse_response
 from transformers.utils.chat_template_utils import render_jinja_template
 
-_SECONDS: Final = 4
+_SECONDS: Final = 4  # of processor time
+_WALL_SECONDS: Final = 60  # for what waits
 _BYTES: Final = 1 << 30  # of addresses; Python and its libraries have about a third of them
 _CHARACTERS: Final = 1 << 20  # that a template may add to what the chat itself says
 _FAULTS: Final = (
@@ -29,7 +30,9 @@ _FAULTS: Final = (
 
 
 def _answer(line: bytes) -> dict[str, Any]:
-    signal.setitimer(signal.ITIMER_PROF, _SECONDS + len(line) // 1_000_000)
+    longer = len(line) // 1_000_000
+    signal.setitimer(signal.ITIMER_PROF, _SECONDS + longer)
+    signal.setitimer(signal.ITIMER_REAL, _WALL_SECONDS + longer)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     bound = _BYTES + 64 * len(line)
     if hard != resource.RLIM_INFINITY:
@@ -59,7 +62,8 @@ def main() -> None:
     """Answer requests until stdin ends."""
     for line in sys.stdin.buffer:
         answer = json.dumps(_answer(line))
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0)
         sys.stdout.write(answer + "\n")
         sys.stdout.flush()
 
