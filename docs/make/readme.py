@@ -184,16 +184,17 @@ def readme_words() -> str:
         f"{_LARGE}'s answers stay word for word. **{_SMALL}** loses {umim} of its answers to "
         f"chats, truncation {truncation}: it shows the method, no more."
     )
+    results = _read("second_source-qwen")["kinds"]["results"]
     calls = (
         f"**Calls**: base models are right on {' and '.join(right)} questions on functions that "
         f"no training saw. Other methods were asked {white['questions']} of them. Try JSON without "
-        "white space first: it works in any engine."
+        f"white space first: it works in any engine. On tool results {results['kept']} of "
+        f"{results['base']} answers were kept ([orders](docs/results/second_source-qwen.md))."
     )
     time = (
         f"**Time** of one CPU thread to the first token, {_SMALL} in the paper's form, "
         f"{_percent(engines['token_reduction'])} of the tokens saved: vLLM is {vllm:.2f} and "
-        f"llama.cpp's server {llama:.2f} times as fast ([engines](docs/results/engines.md)). "
-        "`umim bench` times your machine."
+        f"llama.cpp's server {llama:.2f} times as fast ([engines](docs/results/engines.md))."
     )
     return (
         "\n\n".join(
