@@ -208,7 +208,8 @@ def model_shape(name: str) -> BackboneShape | None:
 
 def _read(requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase) -> list[_Read]:
     """Tokenize every text once, and follow a prefix cache that never forgets."""
-    texts = dict.fromkeys(piece.text for request in requests for piece in request.prompt)
+    pieces = (piece for request in requests for piece in request.prompt)
+    texts = dict.fromkeys(piece.text for piece in pieces if piece.role != "tools")
     texts |= dict.fromkeys(piece.text for request in requests for piece in request.reply)
     ids_of: dict[str, Ids] = {}
     waiting = iter(texts)
@@ -223,11 +224,11 @@ def _read(requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase) -> li
 
     @cache
     def text_of(piece: Piece) -> _Text:
-        ids = ids_of[piece.text]
-        places: Sequence[Place] = [(0, len(ids))]
         if piece.role == "tools":
-            places = encode_parts(tokenizer, piece.text, schema_places(piece.text))[1]
-        return _Text(piece, ids, places)
+            wide, places = encode_parts(tokenizer, piece.text, schema_places(piece.text))
+            return _Text(piece, wide.astype(np.int32), places)
+        ids = ids_of[piece.text]
+        return _Text(piece, ids, [(0, len(ids))])
 
     for request in requests:
         prompt = tuple(map(text_of, request.prompt))
