@@ -18,8 +18,10 @@ the marks, whatever the template does with replies::
     text    <user>Hi there<end><assistant>        marked  <user>[0[Hi there]0]<end><assistant>
 
 Schemas get a key that nothing else has instead, and are found where the template language's
-``tojson`` wrote them with it. Names of functions and of parameters and values to choose from, as
-``enum`` and ``const`` list them, stay raw: a call must spell them.
+``tojson`` wrote them with it. What a call must spell stays raw: names of functions and of
+parameters, up to the quotes that end them, types of values but for texts, and values to choose
+from, as ``enum`` and ``const`` list them. So do values in contents that are JSON, since answers
+repeat them; long texts merge.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import json
 import logging
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -60,6 +62,11 @@ _SCHEMAS: Final = "its template does not write tools as tojson does"
 # Texts, brackets and other values of JSON, each read once.
 _JSON: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|[^\s{}\[\],:"]+')
 _CHOICES: Final = ('"enum"', '"const"')
+_TYPE: Final = '"type"'
+_UNSPELLED: Final = ('"function"', '"string"', '"object"', '"dict"')  # types that calls do not show
+# Texts of JSON, with the colon behind a key, and other values than numbers, whose digits stay raw.
+_VALUES: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(?:\s*:)?|true|false|null')
+_SHORT: Final = 32  # characters of a value in JSON; a longer text is prose
 _PROPERTIES: Final = '"properties"'
 _PARAMETERS: Final = ('"parameters"', '"parameter_definitions"')
 # Keys whose object has names, not keys of a schema.
@@ -348,7 +355,8 @@ class _Marks:
             ):
                 place = same.place(at, at + len(core))
                 if place is not None:
-                    places += schema_places(core, place[0]) if role == _SCHEMA else [place]
+                    merging = schema_places if role == _SCHEMA else text_places
+                    places += merging(core, place[0])
                     raw.discard(number)
         unmerged = _SCHEMAS if raw or (keyed and len(written) < len(self._tools)) else ""
         if any(self._cores[number][0] != _SCHEMA for number in raw):
@@ -388,10 +396,39 @@ class _Same:
 
 def schema_places(schema: str, start: int = 0) -> list[Place]:
     """Return the places of a schema, which begins at ``start``, between what calls must spell."""
-    spelled = sorted(_spelled(schema))
-    borders = [0, *(border for place in spelled for border in place), len(schema)]
+    return _between(sorted(_spelled(schema)), len(schema), start)
+
+
+def text_places(content: str, start: int = 0) -> list[Place]:
+    """Return the places of a content, which begins at ``start``: JSON without its short values."""
+    return _between(_values(content) if is_json(content) else (), len(content), start)
+
+
+def is_json(text: str) -> bool:
+    """Return whether a text is an object or a list of JSON."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _between(raw: Iterable[Place], size: int, start: int) -> list[Place]:
+    """Return the places of so many characters that lie between some, all moved by ``start``."""
+    borders = [0, *(border for place in raw for border in place), size]
     pairs = zip(borders[::2], borders[1::2], strict=True)
     return [(start + first, start + end) for first, end in pairs if first < end]
+
+
+def _values(content: str) -> Iterator[Place]:
+    """Yield where JSON has values that are short, texts without their quotes; no numbers."""
+    for found in _VALUES.finditer(content):
+        quoted = found[0][0] == '"'
+        first, end = found.start() + quoted, found.end() - quoted
+        if found[0][-1] != ":" and end - first <= _SHORT:
+            yield first, end
 
 
 def _spelled(schema: str) -> Iterator[Place]:
@@ -409,7 +446,7 @@ def _spelled(schema: str) -> Iterator[Place]:
                 yield choices[1], found.end()
                 choices = None
         elif level.is_object and not level.key:
-            level.key, level.place = text, (found.start() + 1, found.end() - 1)
+            level.key, level.place = text, (found.start() + 1, found.end())
             if level.of == _PROPERTIES and not choices:
                 yield level.place
             continue
@@ -423,9 +460,10 @@ def _spelled(schema: str) -> Iterator[Place]:
                 loose = list[Place]() if key in _PARAMETERS and not choices else None
                 levels.append(_Level(text == "{", key, loose))
                 continue
-            if key in _CHOICES or (key == '"name"' and text[0] == '"'):
-                inner = text[0] == '"'
-                yield found.start() + inner, found.end() - inner
+            is_spelled = key in _CHOICES or (key == _TYPE and text not in _UNSPELLED)
+            if is_spelled or (key == '"name"' and text[0] == '"'):
+                quoted = text[0] == '"'
+                yield found.start() + quoted, found.end() - (quoted and key == _TYPE)
         if levels:
             levels[-1].key = ""
 
