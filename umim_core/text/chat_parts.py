@@ -427,7 +427,7 @@ def _values(content: str) -> Iterator[Place]:
     for found in _VALUES.finditer(content):
         quoted = found[0][0] == '"'
         first, end = found.start() + quoted, found.end() - quoted
-        if found[0][-1] != ":" and end - first <= _SHORT:
+        if found[0][-1] != ":" and 0 < end - first <= _SHORT:
             yield first, end
 
 
