@@ -60,9 +60,9 @@ def prompt_rows(
     for request in requests:
         read: _Written | None = None
         if request.messages is None:
-            if _fits(text := request.prompt[0].text, tokenizer, most):
-                ids = np.array(encode(tokenizer, text), dtype=np.int64)
-                read = ids, ((0, len(ids)),), ids[:0]
+            if _fits((piece := request.prompt[0]).text, tokenizer, most):
+                ids, parts = piece.encoded(tokenizer)
+                read = ids, parts, ids[:0]
         else:
             try:
                 read = _either(request.messages, request, tokenizer, roles, left, most)

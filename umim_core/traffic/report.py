@@ -21,7 +21,7 @@ from umim_core.errors import CorpusError, require
 from umim_core.mining.mine import candidate_spans, excluded_ids
 from umim_core.mining.span_choice import choose_spans
 from umim_core.rules.matcher import Matcher
-from umim_core.text.chat_parts import Place, encode_parts, schema_places, text_places
+from umim_core.text.chat_parts import Place
 from umim_core.text.token_ids import MAX_TOKEN_ID, Ids, flat
 from umim_core.text.tokens import tokenize_parts
 from umim_core.traffic.requests import Piece, Request
@@ -209,7 +209,7 @@ def model_shape(name: str) -> BackboneShape | None:
 def _read(requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase) -> list[_Read]:
     """Tokenize every text once, and follow a prefix cache that never forgets."""
     pieces = (piece for request in requests for piece in request.prompt)
-    texts = dict.fromkeys(piece.text for piece in pieces if not _has_raw(piece))
+    texts = dict.fromkeys(piece.text for piece in pieces if not piece.has_raw)
     texts |= dict.fromkeys(piece.text for request in requests for piece in request.reply)
     ids_of: dict[str, Ids] = {}
     waiting = iter(texts)
@@ -224,10 +224,9 @@ def _read(requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase) -> li
 
     @cache
     def text_of(piece: Piece) -> _Text:
-        if _has_raw(piece):
-            merging = schema_places if piece.role == "tools" else text_places
-            wide, places = encode_parts(tokenizer, piece.text, merging(piece.text))
-            return _Text(piece, wide.astype(np.int32), places)
+        if piece.has_raw:
+            wide, parts = piece.encoded(tokenizer)
+            return _Text(piece, wide.astype(np.int32), parts)
         ids = ids_of[piece.text]
         return _Text(piece, ids, [(0, len(ids))])
 
@@ -244,11 +243,6 @@ def _read(requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase) -> li
         whole = np.concatenate([text.ids for text in prompt])
         read.append(_Read(request.conversation, prompt, _cached(whole, known), reply))
     return read
-
-
-def _has_raw(piece: Piece) -> bool:
-    """Return whether not all of a text may merge that is of a role whose texts may."""
-    return piece.role == "tools" or (piece.content == "json" and piece.role not in (RAW, "text"))
 
 
 def _cached(ids: Ids, known: set[int]) -> int:

@@ -18,14 +18,23 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError, require
+from umim_core.rules.matcher import Parts
+from umim_core.text.chat_parts import encode_parts, schema_places, text_places
 from umim_core.text.files import CorpusFile, SourceKind, expand, kind_of
 from umim_core.text.roles import MESSAGE_ROLES
 from umim_core.text.roles import Role as MergedRole
 from umim_core.text.rows import decoded, json_rows
+from umim_core.text.tokens import PIECE_CHARS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Role = MergedRole | Literal["assistant", "text"]
 Content = Literal["json", "code", "prose"]
@@ -47,6 +56,18 @@ class Piece:
     role: Role
     content: Content
     text: str
+
+    @property
+    def has_raw(self) -> bool:
+        """Whether some of it stays raw though its role's texts may merge; never of a long text."""
+        json_of_others = self.content == "json" and self.role not in ("assistant", "text")
+        return len(self.text) <= PIECE_CHARS and (self.role == "tools" or json_of_others)
+
+    def encoded(self, tokenizer: PreTrainedTokenizerBase) -> tuple[NDArray[np.int64], Parts]:
+        """Return its ids [T], and the tokens that may merge as (first token, end)."""
+        merging = schema_places if self.role == "tools" else text_places
+        places = merging(self.text) if self.has_raw else [(0, len(self.text))]
+        return encode_parts(tokenizer, self.text, places)
 
 
 @dataclass(frozen=True)
