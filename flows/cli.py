@@ -12,6 +12,7 @@ import signal
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
@@ -148,12 +149,13 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
 
 @app.command()
 def recipes(as_json: JsonFlag = False) -> None:
-    """List the recipes."""
+    """List the recipes of infra/recipes, a line each."""
     from tasks.run.recipes import all_names, find_recipe
 
     found = {name: find_recipe(name) for name in all_names()}
+    width = max(map(len, found))
     lines = [
-        f"{name:<34} {recipe.kind:<10} {recipe.description.strip().splitlines()[0]}"
+        f"{name:<{width}}  {shorten(recipe.description, 98 - width, placeholder=' …')}"
         for name, recipe in found.items()
     ]
     listed = {
