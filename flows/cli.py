@@ -134,7 +134,8 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     document: dict[str, object] = {"recipe": recipe.name, "stages": steps}
     if unknown:
         document["backbones_not_looked_up"] = unknown
-    lines = [f"{step['stage']:<12} {step['of']}" for step in steps]
+    width = max(len(step["stage"]) for step in steps)
+    lines = [f"{step['stage']:<{width}}  {step['of']}" for step in steps]
     lines += [f"not looked up, the hub is out of reach: {name}" for name in unknown]
     if cells:
         document["distillation"] = [cell.as_dict() for cell in cells]
