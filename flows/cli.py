@@ -12,6 +12,7 @@ import signal
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
@@ -133,7 +134,8 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     document: dict[str, object] = {"recipe": recipe.name, "stages": steps}
     if unknown:
         document["backbones_not_looked_up"] = unknown
-    lines = [f"{step['stage']:<12} {step['of']}" for step in steps]
+    width = max(len(step["stage"]) for step in steps)
+    lines = [f"{step['stage']:<{width}}  {step['of']}" for step in steps]
     lines += [f"not looked up, the hub is out of reach: {name}" for name in unknown]
     if cells:
         document["distillation"] = [cell.as_dict() for cell in cells]
@@ -148,12 +150,13 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
 
 @app.command()
 def recipes(as_json: JsonFlag = False) -> None:
-    """List the recipes."""
+    """List the recipes of infra/recipes, a line each."""
     from tasks.run.recipes import all_names, find_recipe
 
     found = {name: find_recipe(name) for name in all_names()}
+    width = max(map(len, found))
     lines = [
-        f"{name:<34} {recipe.kind:<10} {recipe.description.strip().splitlines()[0]}"
+        f"{name:<{width}}  {shorten(recipe.description, 98 - width, placeholder=' …')}"
         for name, recipe in found.items()
     ]
     listed = {

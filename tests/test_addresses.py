@@ -41,6 +41,8 @@ def test_addresses_are_shown_without_credentials(name: str, safe: str) -> None:
         ("no host S%2FK", ("s3://AKID:S/K@b/p",), "no host ***"),
         ("no key abc in p", ("s3://b/p?secret=abc",), "no key *** in p"),
         ("the method is missing", ("http://me:pw@host",), "the method is missing"),
+        ("1://me:pw@h", (), "1://***@h"),
+        *((long, (), long) for long in ("QUJD" * (1 << 18), "http://h/" + "?key" * 4000)),
     ],
 )
 def test_texts_of_other_libraries_lose_credentials(

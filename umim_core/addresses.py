@@ -10,11 +10,13 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_IN_TEXT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+_IN_TEXT: Final = re.compile(r"://\S+")
 # A colon that no port follows starts a password, which may hold slashes: up to the last "@" then.
 _USER: Final = re.compile(r"(?<=://)(?:[^/?]*@|[^/?:]*:(?!\d+(?:/|$))[^?]*@)")
+# Bounded: a long text without "=" would be read again from each "?" and each such word.
 _SECRET_OPTION: Final = re.compile(
-    r"(?<=[?&#;])([^=&]*(?:key|secret|token|passw|pwd|signature|credential|auth)[^=&]*=|sig=)"
+    r"(?<=[?&#;])"
+    r"([^=&?#;]*(?:key|secret|token|passw|pwd|signature|credential|auth)[^=&]{0,99}=|sig=)"
     r"([^&\s]+)",
     re.I,
 )

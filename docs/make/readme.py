@@ -56,7 +56,7 @@ def readme_table() -> str:
         _second_halves(_read("second_half-smollm2")["points"]),
         _of_the_authors(),
     )
-    return table_markdown(Table(_HEADINGS, rows)) + "\n"
+    return table_markdown(Table(_HEADINGS, rows, left=(0, 4))) + "\n"
 
 
 def _answers(model: str, asked: str, report: Report) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ def size_table() -> str:
         *(_calls_of_size(model) for model in reversed(_CALLS)),
         *(_reported(model) for model in ("GPT2-XL", "Llama-3.2-1B", "Llama-3-8B")),
     ]
-    return table_markdown(Table(_SIZES, rows)) + "\n"
+    return table_markdown(Table(_SIZES, rows, left=(0, 1))) + "\n"
 
 
 def _merged_english(model: str, name: str, subject: str) -> tuple[str, ...]:

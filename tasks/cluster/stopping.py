@@ -3,7 +3,8 @@
 Everything that is worth keeping is on disk already, whole or not at all, so a stop unwinds nothing
 through libraries that swallow signals, retry or wait: MLflow and Prefect hear of it (two seconds at
 most), one line says how to go on, and the process ends where it stands. Its children end with it,
-as they do if it is killed: by the kernel (`die_with_parent`), and Ray's by the guard of the cluster
+as they do if it is killed: a program of the code sandbox and a download by the kernel, the process
+that writes chats at the end of its input, and Ray's by the kernel and the cluster's guard
 (``guard.py``). They are never killed before it, or a thread might take their end for a result.
 
 The main thread may be in a C call that lets no Python signal handler run. Therefore the kernel

@@ -32,7 +32,8 @@ class Planner:
     def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
         """Note a stage."""
         name = call.stage.name
-        self.steps.append({"stage": name, "of": label or self.recipe.name})
+        of = " ".join(part for part in (label, setting) if part)
+        self.steps.append({"stage": name, "of": of or self.recipe.name})
         number = str(len(self.steps))
         return Artifact(name, number, Path(f"{number}-{name}"), "", executed=False)
 

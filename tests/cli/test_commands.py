@@ -177,7 +177,7 @@ def test_demo_asks_both_sides_three_questions(
     assert re.search(r"its KV cache +[\d.]+ MiB +[\d.]+ MiB", found.out)
     assert re.search(r"first tokens after it +[\d.]+ s +[\d.]+ s", found.out)
     assert re.search(
-        r"[\d.]+ times as fast \([\d.]+ to [\d.]+ in 1 pairs; [\d.]+ is the", found.out
+        r"[\d.]+ times as fast \([\d.]+ to [\d.]+ in 1 pairs; \d+% fewer units are", found.out
     )
     assert "; merge prompt, raw tail 16" in found.out
     (tmp_path / file).write_text("no model")

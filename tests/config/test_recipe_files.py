@@ -27,6 +27,7 @@ HOSTILE = {
     "question marks": ("? " * 3_000 + "a", "values must nest 32 deep at most"),
     "digits": (f"seed: {'9' * 5_001}\n", "a number must have 100 digits at most"),
     "digits of hex": (f"seed: 0x{'9' * 5_001}\n", "a number must have 100 digits at most"),
+    "underscores": (f"seed: 1{'_' * 200_000}x\n", "Field required"),
     "an exponent": ("seed: 1e999999999\n", "Field required"),
     "a python tag": ("name: !!python/object/apply:os.system [exit]\n", "the tag .* is not read"),
     "a tag of no value": ("seed: !!int x\n", "the tag .* is not read"),

@@ -133,7 +133,9 @@ def test_a_recipe_plans_a_training_per_setting_threshold_and_seed(name: str) -> 
     if file is not None and not Path(file).is_file():
         pytest.skip(f"the questions are not at {file}")
     assert isinstance(recipe, AdaptationRecipe) and name == f"adaptation/{recipe.name}"
-    stages = [step["stage"] for step in plan(recipe)]
+    steps = plan(recipe)
+    assert len({(step["stage"], step["of"]) for step in steps}) == len(steps)
+    stages = [step["stage"] for step in steps]
     runs = len(recipe.checkpoints) * len(recipe.taus) * len(recipe.seeds)
     by = {"sft": ("WT + FT", "Task-trained"), "dpo": ("WT + DPO", "Task-Adapted")}
     for stage, names in by.items():

@@ -50,6 +50,13 @@ def test_report_of_the_papers_tables_is_what_is_committed(
     assert {"label": "tab:ppl"}.items() <= found["tables"][1].items()
 
 
+def test_recipes_are_listed_a_line_each_that_fits_a_terminal() -> None:
+    lines = flows("recipes").stdout.splitlines()
+    assert {line.split()[0] for line in lines} >= {"embedded", "tables/humaneval-smollm2"}
+    assert max(map(len, lines)) <= 100
+    assert len({len(re.match(r"\S+ +", line)[0]) for line in lines}) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -22,6 +22,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.throughput import throughput
 from umim_core.throughput.break_even import (
     Phase,
     ThroughputRow,
@@ -90,6 +91,15 @@ def test_a_figure_above_the_roofline_ends_the_benchmark() -> None:
     for seconds in (0.5, 0.0):
         with pytest.raises(EvaluationError, match="below the device's 100 FLOP/s"):
             Roofline(100.0).check("x", 100.0, seconds)
+
+
+def test_a_peak_that_other_work_hid_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([1.0, 2.0, 3.0, 1e30])
+    monkeypatch.setattr(throughput, "measure_peak", lambda *_: Roofline(next(peaks)))
+    assert len(measure(None, prompt_lengths=(21,), new_tokens=2)) == 6
+    monkeypatch.setattr(throughput, "measure_peak", lambda *_: Roofline(1.0))
+    with pytest.raises(EvaluationError, match="must stay below the device's 1 FLOP/s"):
+        measure(None, prompt_lengths=(21,), new_tokens=2)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

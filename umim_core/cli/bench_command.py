@@ -29,7 +29,7 @@ _HEAD: Final[tuple[str, ...]] = (
 _CAPTION: Final = (
     "Tokens are original tokens; matching and merging are part of UMIM's time. ms of prefill:",
     "time to the first token. KV: keys and values at the end of the phase. Speed-up: median of",
-    "the pairs and quartiles; bound: the most that this token reduction can give.",
+    "the pairs and quartiles; bound: by the operations and bytes that this TR saves.",
 )
 Number = TypeVar("Number", int, float)
 

@@ -157,7 +157,7 @@ def _read(
     """Let both sides read in turn; return the figures and the last prefixes.
 
     Times are medians; the speed-up is the median ratio of alternating pairs, of which the bound is
-    the most that this token reduction can give. KV bytes are those of all keys and values.
+    what this token reduction saves of the operations. KV bytes are those of all keys and values.
     """
     from umim_core.throughput.roofline import ForwardCost
 
@@ -226,8 +226,8 @@ def _reading_lines(name: str, read: dict[str, float], pairs: int) -> str:
     table = [f"{label:<22}{left:>12}{right:>12}" for label, left, right in cells]
     speed = (
         f"{read['speedup']:.2f} times as fast ({read['speedup_low']:.2f} to "
-        f"{read['speedup_high']:.2f} in {pairs} pairs; {read['bound']:.2f} is the most that "
-        f"{reduction:.0%} fewer units can give)"
+        f"{read['speedup_high']:.2f} in {pairs} pairs; {reduction:.0%} fewer units are "
+        f"{read['bound']:.2f} times fewer operations)"
     )
     return "\n".join(["", *table, speed])
 

@@ -36,7 +36,7 @@ _FLOAT: Final = re.compile(
 # Numbers that YAML 1.1 reads, and 1.2 as others or as text: 010 is 8 or 10, 1:30 is 90 or text.
 _OLD_NUMBER: Final = re.compile(
     r"[-+]?0[0-9_]+(\.[0-9_]*)?|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
-    r"|[-+]?0[bx][0-9a-fA-F_]+|[-+]?[0-9.][0-9_.]*_[0-9_.]*([eE][-+]?[0-9]+)?"
+    r"|[-+]?0[bx][0-9a-fA-F_]+|[-+]?[0-9.]+_[0-9_.]*([eE][-+]?[0-9]+)?"
 )
 
 

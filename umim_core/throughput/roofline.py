@@ -92,7 +92,7 @@ class Roofline:
         achieved = amount / seconds if seconds > 0 else math.inf
         rule = f"{label} must stay below the device's {self.peak:.3g} {self.unit}"
         value = f"{achieved:.3g} {self.unit}"
-        remedy = "The timing or the amount of work is wrong; this row cannot be reported."
+        remedy = "Measure on an idle machine; else the timing or the amount of work is wrong."
         require(achieved <= self.peak, EvaluationError, rule, value, remedy)
         return achieved
 

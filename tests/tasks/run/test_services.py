@@ -8,8 +8,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 
 import httpx
@@ -111,11 +112,22 @@ def test_a_service_that_does_not_start_names_its_log(
     assert ("no such database" in (tmp_path / "bad.log").read_text()) == (seconds > 1)
 
 
-def test_a_process_whose_environment_is_not_shown_yet_has_not_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("looks", "seconds", "why", "left"),
+    [
+        ([True, False, False, True], 0.5, "no answer in", "starting"),  # it changes its program
+        (repeat(True), 120.0, "the system does not show it", "down"),
+    ],
+)
+def test_a_process_may_show_no_environment_for_a_while(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    looks: Iterable[bool],
+    seconds: float,
+    why: str,
+    left: str,
 ) -> None:
-    # It begins, and puts another program into its place.
-    environ, hidden = psutil.Process.environ, iter([True, False, False, True])
+    environ, hidden = psutil.Process.environ, iter(looks)
 
     def shown(process: psutil.Process) -> dict[str, str]:
         found = environ(process)
@@ -123,11 +135,14 @@ def test_a_process_whose_environment_is_not_shown_yet_has_not_ended(
         return {} if ours and next(hidden, False) else found
 
     monkeypatch.setattr(psutil.Process, "environ", shown)
-    monkeypatch.setattr(services, "START_SECONDS", 0.5)
+    monkeypatch.setattr(services, "START_SECONDS", seconds)
+    monkeypatch.setattr(services, "_HIDDEN_SECONDS", 1.0)
     slow = Service("slow", [sys.executable, "-c", "import time; time.sleep(60)"], "http://x/", 1)
     try:
-        with pytest.raises(ClusterError, match="no answer in"):
+        with pytest.raises(ClusterError, match=why):
             up(tmp_path, [slow])
+        monkeypatch.setattr(psutil.Process, "environ", environ)
+        assert [of.state for of in status(tmp_path, [slow])] == [left]
     finally:
         down(tmp_path, [slow])
 
