@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from umim_core.inference.unit_cache import CacheMark, UnitCache
+from umim_core.inference.unit_cache import UnitCache
 from umim_core.text.token_ids import Ints
 
 MOST_ROWS: Final = 4096  # their keys take 100 bytes a unit, beside columns of 500 and more
@@ -70,11 +70,7 @@ class PrefixStore:
             return None
         self._use(number)
         tokens, cache = int(starts[units]), self._prefixes[number].cache
-        mark = cache.mark()
-        cache.restore(CacheMark((units,), (tokens,), None))
-        copy = UnitCache.of_rows([(cache, 0)])
-        cache.restore(mark)
-        return SharedPrefix(copy, units, tokens)
+        return SharedPrefix(UnitCache.of_rows([(cache, 0)], (units, tokens)), units, tokens)
 
     def put(self, ids: Ints, starts: Ints, place: tuple[UnitCache, int]) -> None:
         """Keep a copy of a row, unless it is too large; what it goes on from is forgotten.

@@ -53,8 +53,8 @@ _CONTEXTS_AT_ONCE: Final = 16  # their mask grows with the square of the longest
 class UMIM:
     """A frozen language model that reads merged spans as single embeddings.
 
-    Several threads may generate with one object at once, each its own prompts; a prefix may be
-    continued by several, a state by one. Every call gives what it would give alone, but samples
+    Several threads may generate with one object at once, each its own prompts, and continue one
+    prefix or state. Every call gives what it would give alone, but samples
     without a seed draw from torch's global generator, in whatever order calls reach it.
 
     A checkpoint has the module and the rules that belong to a backbone; the reason why another one
@@ -141,7 +141,7 @@ class UMIM:
         prompts: PromptInput | None = None,
         options: GenerateOptions | None = None,
         *,
-        past: GenerationState | Prefix | None = None,
+        past: GenerationState | None = None,
         input_ids: PromptInput | None = None,
         attention_mask: Mask | None = None,
         add_special_tokens: bool | None = None,
@@ -184,7 +184,7 @@ class UMIM:
         prompt: PromptInput | None = None,
         options: GenerateOptions | None = None,
         *,
-        past: GenerationState | Prefix | None = None,
+        past: GenerationState | None = None,
         input_ids: PromptInput | None = None,
         attention_mask: Mask | None = None,
         add_special_tokens: bool | None = None,
@@ -276,11 +276,11 @@ class UMIM:
         mask: Mask | None,
         add_special_tokens: bool | None,
         tools: Tools | None,
-        past: GenerationState | Prefix | None,
+        past: GenerationState | None,
         options: GenerateOptions,
     ) -> Generator[None, None, GenerationOutput]:
         require(
-            past is None or isinstance(past, GenerationState | Prefix),
+            past is None or isinstance(past, GenerationState),
             GenerationError,
             "past must be a state or a prefix",
             type(past).__name__,
