@@ -36,10 +36,9 @@ from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward, GeneratedUnits, Row
 from umim_core.inference.prefix_store import PrefixStore
-from umim_core.inference.prompts import PromptIds
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.matcher import Matcher
+from umim_core.rules.matcher import Matcher, PromptIds
 from umim_core.rules.ruleset import RuleSet
 
 SIZES = ((9, 12), (17, 5), (3, 20), (11, 1), (24, 9))

@@ -29,9 +29,8 @@ from umim_core.errors import GenerationError
 from umim_core.inference.batch import Batch, exhaust
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
-from umim_core.inference.prompts import PromptIds
 from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.matcher import Matcher, Parts
+from umim_core.rules.matcher import Matcher, Parts, PromptIds
 from umim_core.rules.ruleset import RuleSet
 
 

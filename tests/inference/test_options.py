@@ -121,12 +121,12 @@ def test_a_streamer_is_what_takes_ids_and_an_end(tiny_umim: UMIM) -> None:
     assert streamer.put.called and streamer.end.called
 
 
-def test_a_streamer_takes_one_row_and_none_of_its_own(tiny_umim: UMIM) -> None:
+def test_a_stream_takes_one_row(tiny_umim: UMIM) -> None:
     streamer = TextStreamer(tiny_umim.tokenizer)
     with pytest.raises(UmimError, match="a streamer takes one row; got 2 rows"):
         tiny_umim.generate([TEXT, TEXT], streamer=streamer)
-    with pytest.raises(UmimError, match="stream yields the text itself"):
-        next(tiny_umim.stream(TEXT, streamer=streamer))
+    with pytest.raises(UmimError, match="a stream is of one row; got 2 rows"):
+        next(tiny_umim.stream([TEXT, TEXT]))
 
 
 def test_options_are_one_value_that_names_change(tiny_umim: UMIM) -> None:

@@ -24,8 +24,7 @@ from umim_core.inference.choice import eos_ids
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import HONOURED, IGNORED, GenerateOptions
 from umim_core.inference.outputs import Row
-from umim_core.inference.prompts import PromptIds
-from umim_core.rules.matcher import Parts
+from umim_core.rules.matcher import Parts, PromptIds
 from umim_core.text.token_ids import Ints
 
 # Of ``GenerateOptions``, by the same names.

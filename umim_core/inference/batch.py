@@ -300,8 +300,8 @@ class Batch(Generic[C]):
         prompts: Sequence[TokenPrompt],
         options: GenerateOptions,
         past: GenerationState | None = None,
-    ) -> Generator[None, None, tuple[list[Row], C, Timings]]:
-        """Let rows join and step until they have ended; yield after every step.
+    ) -> Generator[list[Row], None, tuple[list[Row], C, Timings]]:
+        """Let rows join and step until they have ended; yield them after every step.
 
         Returns:
             The rows, their columns and the time it took.
@@ -320,7 +320,7 @@ class Batch(Generic[C]):
                 if streamer is not None:
                     streamer.put(torch.tensor([rows[0].raw[-1]]))  # type: ignore[no-untyped-call]
                 seconds.append(time.perf_counter() - began)
-                yield
+                yield rows
                 began = time.perf_counter()
         finally:
             if streamer is not None:
@@ -400,7 +400,7 @@ class Batch(Generic[C]):
         return columns
 
 
-def exhaust(steps: Generator[None, None, T]) -> T:
+def exhaust(steps: Generator[object, None, T]) -> T:
     """Take all steps and return what they end with."""
     while True:
         try:

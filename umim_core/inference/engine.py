@@ -36,7 +36,7 @@ from torch import Tensor
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.inference.batch import Batch, exhaust
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import Generation, GenerationState, Prefix, merged_spans
+from umim_core.inference.outputs import Generation, GenerationState, Prefix, Row, merged_spans
 from umim_core.inference.prefix_store import SharedPrefix
 from umim_core.inference.prompts import (
     Prompts,
@@ -89,7 +89,7 @@ class Engine:
         prompts: Sequence[TokenPrompt],
         options: GenerateOptions,
         past: GenerationState | None = None,
-    ) -> Generator[None, None, Generation]:
+    ) -> Generator[list[Row], None, Generation]:
         """Generate token by token.
 
         Args:
@@ -100,7 +100,7 @@ class Engine:
             past: The state of an earlier output, or a prefix of all prompts; it is not read again.
 
         Yields:
-            After every token.
+            The rows after every token.
         """
         state = None if past is None else past.fork(len(prompts), self.merged_model)
         rows, columns, timings = yield from Batch(self).run(prompts, options, state)

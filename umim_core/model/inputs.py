@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError, require
 from umim_core.inference.outputs import GenerationState
-from umim_core.inference.prompts import PromptIds
+from umim_core.rules.matcher import PromptIds
 from umim_core.text.chat_parts import encode_parts, log_unmerged, write_chat
 from umim_core.text.roles import USER, Role
 from umim_core.text.template_process import Chat, Tools

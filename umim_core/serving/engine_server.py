@@ -21,21 +21,20 @@ from umim_core.config.generation import PlainOptions
 from umim_core.errors import ConfigError, UmimError, require
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import SAMPLING, GenerateOptions
-from umim_core.inference.prompts import PromptIds
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
+from umim_core.rules.matcher import PromptIds
 from umim_core.serving import guard
 from umim_core.serving import openai_api as api
 from umim_core.serving.engine_worker import (
     BatchSizes,
     EngineWorker,
     Event,
-    Failed,
     Job,
     Piece,
     Started,
 )
-from umim_core.serving.prompt_reader import Lanes, PromptReader, most_raw_tokens
+from umim_core.serving.prompt_reader import Lanes, PromptReader
 from umim_core.serving.tool_calls import CallForm, Calls
 from umim_core.text.roles import USER, Role
 
@@ -63,11 +62,12 @@ class AnswerEngine(Protocol):
     async def alive(self) -> bool: ...
 
     def events(
-        self, body: api.AnyBody, merging: bool, new_tokens: int
+        self, body: api.AnyBody, calls: Calls | None, merging: bool, new_tokens: int
     ) -> AsyncGenerator[Event, None]:
         """Give what happens to a request, its prompt first; closing it frees the rows.
 
-        The answer has at most ``new_tokens`` where the request says no number.
+        ``calls`` are what it says of tools. The answer has at most ``new_tokens`` where it says no
+        number.
         """
 
 
@@ -115,7 +115,8 @@ class EngineServer(guard.ApiServer):
             raise api.bad_field("max_tokens", rule, body.new_tokens, f"Ask for fewer, {remedy}")
         calls = Calls.of(body, self.engine.call_form) if isinstance(body, api.ChatBody) else None
         answer = api.Answer(path == api.CHAT, self.engine.name, calls)
-        documents = self._documents(body, guard.merging_wanted(request), answer)
+        events = self.engine.events(body, calls, guard.merging_wanted(request), most)
+        documents = self._documents(body, events, answer)
 
         async def begun() -> dict[str, Any]:
             """Return the first document, or the whole answer; an early end frees the rows."""
@@ -126,17 +127,16 @@ class EngineServer(guard.ApiServer):
         return guard.EventStream(documents, until) if body.stream else JSONResponse(document)
 
     async def _documents(
-        self, body: api.AnyBody, merging: bool, answer: api.Answer
+        self, body: api.AnyBody, events: AsyncGenerator[Event, None], answer: api.Answer
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Give {} when the prompt is read, then the chunks of an answer or all of it; count it."""
         metrics, began = self.engine.metrics, time.monotonic()
         read, cached, generated = Started(0, 0, 0), 0, dict[int, int]()
-        events = self.engine.events(body, merging, self.limits.new_tokens)
         uncounted = {"usage": None} if body.stream_options.include_usage else {}
         async with aclosing(events):
             async for event in events:
-                if isinstance(event, Failed):
-                    raise event.error
+                if isinstance(event, UmimError):
+                    raise event
                 if isinstance(event, Started):
                     # Others' prompts could be guessed from it: whether their beginning was read.
                     read, cached = event, event.reused if self.limits.report_cached else 0
@@ -239,7 +239,7 @@ class LocalEngine:
         return self.worker.alive
 
     async def events(
-        self, body: api.AnyBody, merging: bool, new_tokens: int
+        self, body: api.AnyBody, calls: Calls | None, merging: bool, new_tokens: int
     ) -> AsyncGenerator[Event, None]:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[list[Event]]()
 
@@ -248,21 +248,20 @@ class LocalEngine:
 
         merge: Merge = self._served.merge if merging else "none"
         try:
-            calls = Calls.of(body, self.call_form) if isinstance(body, api.ChatBody) else None
             prompt = await self._prompt(body, merge, calls)
             options = self._options(body, merge, new_tokens)
             marks = calls.form.shown if calls else frozenset[str]()
             job = Job(prompt, options, body.new_tokens is None, tuple(body.stop), marks, deliver)
             self.worker.submit(job)
         except UmimError as error:
-            yield Failed(error)
+            yield error
             return
         try:
             running = job.options.samples
             while running:
                 for event in await events.get():
                     yield event
-                    if isinstance(event, Failed):
+                    if isinstance(event, UmimError):
                         return
                     running -= isinstance(event, Piece) and event.finish is not None
         finally:
@@ -288,10 +287,11 @@ class LocalEngine:
         ).of_model(self._served.backbone)
 
     async def _prompt(self, body: api.AnyBody, merge: Merge, calls: Calls | None) -> PromptIds:
-        by_units = merge != "none" and self._served.merged_model.unit_positions == "compact"
-        most = most_raw_tokens(self.positions, self._served.merged_model.longest if by_units else 1)
+        model = self._served.merged_model
+        by_units = merge != "none" and model.unit_positions == "compact"
+        most = self.positions and self.positions * (model.longest if by_units else 1)
         prompt = body if isinstance(body, api.ChatBody) else body.prompt
         read = await self._reader.read(prompt, most, calls)
-        if merge != "none" and read.left_raw:
-            self.metrics.stays_raw("template", read.left_raw)
-        return PromptIds(read.ids, read.ranges)
+        if merge != "none" and read.unmerged:
+            self.metrics.stays_raw("template", read.unmerged)
+        return read

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from threading import Condition, Thread
 from typing import Final
@@ -29,14 +30,13 @@ from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Row
 from umim_core.inference.prefix_store import PrefixStore
-from umim_core.inference.prompts import PromptIds
+from umim_core.rules.matcher import PromptIds
 from umim_core.serving.guard import ServerMetrics
 from umim_core.serving.openai_api import ApiError, bad_field, try_later
-from umim_core.serving.tool_calls import begun
+from umim_core.text.text_stream import TextStream
 
 _JOINED_TOKENS: Final = 512  # raw prompt tokens read between two forwards of the rows that run
 _OVERTAKING: Final = 16  # smaller requests that may pass one for which too few rows are free
-_BROKEN: Final = "\ufffd"  # what bytes decode to that are no character, or not yet
 _log: Final = logging.getLogger("umim.serve")
 
 
@@ -59,12 +59,7 @@ class Piece:
     generated: int
 
 
-@dataclass(frozen=True)
-class Failed:
-    error: UmimError
-
-
-Event = Started | Piece | Failed
+Event = Started | Piece | UmimError
 
 
 @dataclass(eq=False)
@@ -114,7 +109,9 @@ class EngineWorker:
         self, engine: Engine, tokenizer: Tokenizer, metrics: ServerMetrics, sizes: BatchSizes
     ) -> None:
         self._batch = Batch(engine, PrefixStore(sizes.kept_bytes))
-        self._tokenizer, self._sizes = tokenizer, sizes
+        self._decode, self._sizes = partial(tokenizer.decode, skip_special_tokens=True), sizes
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {number: token.content for number, token in added.items() if token.special}
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._changed, self._stopping = Condition(), False
@@ -170,7 +167,7 @@ class EngineWorker:
                 left = [*self._running, *self._waiting]
                 self._waiting.clear()
             for job in left:
-                job.deliver([Failed(_ended())])
+                job.deliver([_ended()])
             _log.info("engine stopped, %d requests failed", len(left))
 
     def _admit(self) -> bool:
@@ -221,7 +218,7 @@ class EngineWorker:
             return self._refuse(job, _no_memory(f"a prompt of {len(job.prompt.ids)} tokens"))
         first = rows[0]
         job._texts = [
-            (number, row, TextStream(self._tokenizer, job.stops, job.marks))
+            (number, row, TextStream(self._decode, self._special, job.stops, job.marks))
             for number, row in enumerate(rows)
         ]
         job.deliver([Started(first.prompt_length, first.prompt_units, first.reused)])
@@ -229,7 +226,7 @@ class EngineWorker:
 
     def _refuse(self, job: Job, error: UmimError) -> int:
         self._running.remove(job)
-        job.deliver([Failed(error)])
+        job.deliver([error])
         return 0
 
     def _step(self) -> None:
@@ -241,14 +238,14 @@ class EngineWorker:
         self._batch.step()
         for job in list(self._running):
             events = [self._event(job, *text) for text in list(job._texts)]
-            failed = any(isinstance(event, Failed) for event in events)
+            failed = any(isinstance(event, UmimError) for event in events)
             if failed or not job._texts:
                 self._end(job)
             job.deliver(events)
 
     def _event(self, job: Job, index: int, row: Row, stream: TextStream) -> Event:
         if row.error is not None:
-            return Failed(row.error)
+            return row.error
         text = stream.push(row.raw[-1])
         if not row.running:
             text += stream.finish()
@@ -266,7 +263,7 @@ class EngineWorker:
         self._batch.drop()
         for job in failed:
             job._texts.clear()
-            job.deliver([Failed(_no_memory(f"{rows} rows"))])
+            job.deliver([_no_memory(f"{rows} rows")])
         _log.warning("out of memory, %d requests failed", len(failed))
 
     def _end(self, job: Job) -> None:
@@ -288,76 +285,3 @@ def _no_memory(needed: str) -> ApiError:
 
 def _ended() -> ApiError:
     return try_later("unavailable", "the engine must run", "it has stopped")
-
-
-class TextStream:
-    """Decodes one row until a text that ends it; what is shown ends before that text.
-
-    Text is held back where a stop string might begin. Special tokens are not shown, but for marks
-    of calls, and a stop string may hold them::
-
-        stop "END"         tokens  the  EN  VY        pieces  "the", "", "ENVY"
-        stop "<end>user"   tokens  the  <end>  user   pieces  "the", "", stop
-
-    Attributes:
-        stopped: Whether one has come.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), marks: Collection[str] = ()
-    ) -> None:
-        self._tokenizer, self._stops, self._marks = tokenizer, tuple(stops), marks
-        added = tokenizer.get_added_tokens_decoder()
-        self._special = {number: token.content for number, token in added.items() if token.special}
-        self._tail: list[int] = []  # the tokens of the last text, and those not decoded yet
-        self._decoded, self._before = 0, ""  # how many the former are, and their text
-        self._held, self._shown = "", list[bool]()  # text, and which characters are shown
-        self.stopped = False
-
-    def push(self, token: int) -> str:
-        """Add a token and return the text that is certain to be shown."""
-        if (special := self._special.get(token)) is not None:
-            return self._add(special, shown=special in self._marks)
-        self._tail.append(token)
-        text = self._text(self._tail)
-        return "" if text.endswith(_BROKEN) else self._add(self._behind(text))
-
-    def finish(self) -> str:
-        """Return what is left when the row has ended: held back text, and half a character."""
-        shown = self._add(self._behind(self._text(self._tail)))
-        return shown + self._take(len(self._held))
-
-    def _text(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
-
-    def _behind(self, text: str) -> str:
-        """Return what the tail's text adds to what was decoded before."""
-        fresh = self._tail[self._decoded :]
-        # One wrong byte can turn a whole run of bytes, decoded before, into replacements.
-        rewritten = not text.startswith(self._before)
-        added = self._text(fresh) if rewritten else text[len(self._before) :]
-        if added:
-            self._tail, self._decoded, self._before = fresh, len(fresh), self._text(fresh)
-        return added
-
-    def _add(self, text: str, shown: bool = True) -> str:
-        if self.stopped:
-            return ""
-        self._held += text
-        self._shown += [shown] * len(text)
-        ends = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if ends:
-            self.stopped = True
-            before = self._take(min(ends))
-            self._held = ""
-            return before
-        keep = max((begun(self._held, stop) for stop in self._stops), default=0)
-        return self._take(len(self._held) - keep)
-
-    def _take(self, length: int) -> str:
-        """Let go of the first characters that are held; return those to be shown."""
-        text = "".join(
-            c for c, shown in zip(self._held[:length], self._shown, strict=False) if shown
-        )
-        self._held, self._shown = self._held[length:], self._shown[length:]
-        return text
