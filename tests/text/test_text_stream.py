@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
@@ -97,3 +98,11 @@ def test_what_might_begin_a_stop_is_held_back_and_then_shown(core: Tokenizer) ->
     assert "".join(pushed) == "the "
     assert stream.finish() == "array"
     assert not stream.stopped
+
+
+def test_a_long_text_of_bytes_that_are_no_text_takes_no_time() -> None:
+    ids = [0xE3, 0x81, 0xFF, 0x80] * 5000
+    stream = TextStream(lambda part: bytes(part).decode(errors="replace"))
+    began = time.process_time()
+    assert "".join(map(stream.push, ids)) + stream.finish() == bytes(ids).decode(errors="replace")
+    assert time.process_time() - began < 3

@@ -1,4 +1,4 @@
-"""Text of generated tokens as they come."""
+"""Text of tokens as they come: of an answer that is generated, of a text unit by unit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 _BROKEN: Final = "\ufffd"  # what bytes decode to that are no character, or not yet
+_MOST_BROKEN: Final = 16  # tokens that are read together, in case their bytes become characters
 
 
 class TextStream:
@@ -46,8 +47,10 @@ class TextStream:
         if (special := self._special.get(token)) is not None:
             return self._add(special, shown=special in self._marks)
         self._tail.append(token)
-        text = self._decode(self._tail)
-        return "" if text.endswith(_BROKEN) else self._add(self._behind(text))
+        text, waiting = self._decode(self._tail), len(self._tail) - self._decoded
+        if text.endswith(_BROKEN) and waiting < _MOST_BROKEN:
+            return ""
+        return self._add(self._behind(text))
 
     def finish(self) -> str:
         """Return what is left when the row has ended: held back text, and half a character."""
