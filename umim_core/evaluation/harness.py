@@ -51,9 +51,11 @@ from umim_core.evaluation.model_args import (
     bars_are_hidden,
     check_modes,
     check_sizes,
+    checkpoint_config,
     known_arguments,
+    named_checkpoint,
     one_line_errors,
-    open_model_args,
+    open_model,
     recommended,
 )
 from umim_core.evaluation.scoring import (
@@ -221,8 +223,11 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         check_sizes(batch_size, max_batch_size, max_length)
         rule, remedy = "revision is that of a backbone on the hub", "Name the backbone, too."
         require(not revision or isinstance(backbone, str), ConfigError, rule, revision, remedy)
-        check = partial(
-            check_modes,
+        reads = given != "none" or backbone is None
+        source = named_checkpoint(checkpoint) if reads else None
+        config = None if source is None else checkpoint_config(source)
+        self.merge, raw_tail = recommended(config, given, raw_tail, method, target_tr)
+        self.target = check_modes(
             compare=compare,
             match=match,
             method=method,
@@ -231,14 +236,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             budget=budget,
             roles=named_roles,
             allow_backbone_mismatch=allow_backbone_mismatch,
+            merge=self.merge,
+            raw_tail=raw_tail,
         )
-        # before anything is read
-        self.target = check(merge="prompt" if given == AUTO else given, raw_tail=raw_tail or 0)
-        baseline = None if method is None else find_baseline(method)
-        checkpoint, self.merge, raw_tail = recommended(
-            checkpoint, given, raw_tail, method, self.target
-        )
-        check(merge=self.merge, raw_tail=raw_tail)  # what the checkpoint recommends, too
         named = LoadOptions(
             backbone=backbone,
             backbone_revision=revision,
@@ -249,7 +249,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             budget=budget,
             target_tr=rules_tr,
         )
-        opened = open_model_args(checkpoint, self.merge, named)
+        opened = open_model(source, config, self.merge, named)
         merged_model = opened.reading(self.merge, raw_tail)
         self.backbone = merged_model.backbone
         if self.backbone.tokenizer is None:
@@ -269,17 +269,17 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             prefix_token_id=prefix_token_id,
         )
         self.merged_model, self.method, self.compare = merged_model, method, compare
-        recommended_roles = checkpoint.config.roles if isinstance(checkpoint, Checkpoint) else USER
-        self.chats = ChatContexts(self.backbone.tokenizer, named_roles or recommended_roles)
+        roles_of_config = USER if config is None else config.roles
+        self.chats = ChatContexts(self.backbone.tokenizer, named_roles or roles_of_config)
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
         self.scorer: RequestScorer | None = None  # for lm-eval's own ``hf`` scores
         self.comparing = False  # within an evaluation that runs the base model, too
         # By task, question, and whether a context stands before what is scored.
         self._sizes: dict[tuple[str | None, int | None, bool], Sizes] = {}
         compare_in_evaluate(UmimLM)
-        if baseline is not None:
-            made = baseline.make(self.backbone, merged_model.require_matcher())
-            self.method = named_method(method, own_model(str(method)))
+        if method is not None:
+            made = find_baseline(method).make(self.backbone, merged_model.require_matcher())
+            self.method = named_method(method, own_model(method))
             self.scorer = method_scorer(made, merged_model, self.max_length, self.target)
         elif self.merge != "none":
             self.scorer = Scorer(merged_model, self.max_length, self.merge)

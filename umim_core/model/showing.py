@@ -156,7 +156,8 @@ def merged_pieces(
 def unit_texts(ids: Sequence[int], lengths: Sequence[int], decode: Decode) -> tuple[str, ...]:
     """Return the text of every unit of raw ids [T]; together they are the text of the ids.
 
-    Not so where a decoder writes characters anew because bytes behind them are none. A character of several tokens belongs to the unit that completes it::
+    Not so where a decoder writes characters anew because bytes behind them are none. A character of
+    several tokens belongs to the unit that completes it::
 
         ids     E3 81 | 93 E3 82 | 93            bytes of two Japanese letters in three units
         texts   ""      "\u3053"    "\u3093"
