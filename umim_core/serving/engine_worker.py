@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -210,12 +210,14 @@ class EngineWorker:
         try:
             rows = self._batch.join([job.prompt], job.options, shorten=job.shorten)
         except UmimError as error:
-            return self._refuse(job, error)
+            self._fail([job], error)
+            return 0
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
             self._batch.forget()
-            return self._refuse(job, _no_memory(f"a prompt of {len(job.prompt.ids)} tokens"))
+            self._fail([job], _no_memory(f"a prompt of {len(job.prompt.ids)} tokens"))
+            return 0
         first = rows[0]
         job._texts = [
             (number, row, TextStream(self._decode, self._special, job.stops, job.marks))
@@ -223,11 +225,6 @@ class EngineWorker:
         ]
         job.deliver([Started(first.prompt_length, first.prompt_units, first.reused)])
         return first.prompt_length
-
-    def _refuse(self, job: Job, error: UmimError) -> int:
-        self._running.remove(job)
-        job.deliver([error])
-        return 0
 
     def _step(self) -> None:
         """Take a token for each row and hand its text over."""
@@ -258,13 +255,15 @@ class EngineWorker:
 
     def _drop(self) -> None:
         """Fail all requests that run: a forward that broke off left their columns undefined."""
-        failed, self._running = self._running, []
-        rows = len(self._batch.rows)
+        rows, jobs = len(self._batch.rows), list(self._running)
         self._batch.drop()
-        for job in failed:
-            job._texts.clear()
-            job.deliver([_no_memory(f"{rows} rows")])
-        _log.warning("out of memory, %d requests failed", len(failed))
+        self._fail(jobs, _no_memory(f"{rows} rows"))
+        _log.warning("out of memory, %d requests failed", len(jobs))
+
+    def _fail(self, jobs: Sequence[Job], error: UmimError) -> None:
+        for job in jobs:
+            self._end(job)
+            job.deliver([error])
 
     def _end(self, job: Job) -> None:
         self._batch.leave([row for _, row, _ in job._texts])
