@@ -335,7 +335,7 @@ def serve(
     )
     from tasks.cluster.replicas import Replicas, replicated
     from umim_core.serving.engine_server import EngineServer
-    from umim_core.serving.engine_worker import BatchSizes
+    from umim_core.serving.local_engine import BatchSizes
 
     load = {"checkpoint": checkpoint, "name": model_name, "merge": merge}
     load |= {"dtype": dtype, "device": device}

@@ -32,9 +32,8 @@ from starlette.concurrency import run_in_threadpool
 from tasks.cluster.ray_cluster import listening_addresses, ray_cluster, require_loopback
 from tasks.cluster.stopping import on_stop
 from umim_core.errors import ClusterError, ConfigError, MissingExtraError, require
-from umim_core.serving.engine_server import LocalEngine, Served
-from umim_core.serving.engine_worker import BatchSizes, Event
 from umim_core.serving.guard import ServerMetrics
+from umim_core.serving.local_engine import BatchSizes, Event, LocalEngine, Served
 from umim_core.serving.openai_api import AnyBody, try_later
 from umim_core.serving.tool_calls import CallForm, Calls
 
@@ -99,11 +98,11 @@ class EngineReplica:
         if loopback:
             _listen_on_loopback()
         self._engine = LocalEngine(Served.load(**load), sizes)
-        self._engine.worker.start()
+        self._engine.start()
 
     def check_health(self) -> None:
         """Raise an error if the engine has ended; Ray Serve then replaces the replica."""
-        if not self._engine.worker.alive:
+        if not self._engine.runs:
             raise ClusterError("the engine of a replica must run", "it has stopped")
 
     def described(self) -> tuple[str, int | None, CallForm | None]:

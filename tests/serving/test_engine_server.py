@@ -28,7 +28,7 @@ from support.servers import (
 from umim_core import UMIM
 from umim_core.inference.outputs import Row
 from umim_core.serving.engine_server import EngineServer
-from umim_core.serving.engine_worker import BatchSizes
+from umim_core.serving.local_engine import BatchSizes
 
 PROMPT: Final = "Return the sum of the array elements over a given"
 CLIENTS: Final = 32
@@ -71,8 +71,8 @@ class Gate:
 
     def __init__(self, held: EngineServer, free: int = 2) -> None:
         self._open, self._steps, self._free = threading.Event(), 0, free
-        self._step = held.engine.worker._batch.step
-        held.engine.worker._batch.step = self.step  # type: ignore[method-assign]
+        self._step = held.engine._batch.step
+        held.engine._batch.step = self.step  # type: ignore[method-assign]
 
     def step(self) -> list[Row]:
         self._steps += 1
@@ -180,7 +180,7 @@ def test_without_memory_only_the_requests_concerned_fail(umim: UMIM, kind: str) 
 
         hook = umim.backbone.model.model.layers[-1].register_forward_pre_hook(fail)
         try:
-            before, kept = post(url, COMPLETIONS, **body), full.engine.worker._batch._store
+            before, kept = post(url, COMPLETIONS, **body), full.engine._batch._store
             assert kept.bytes > 0
             answers.append(post(url, COMPLETIONS, **body))
             assert kept.bytes == metric(url, "umim_rows_running") == 0

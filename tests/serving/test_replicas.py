@@ -19,8 +19,8 @@ from support.servers import COMPLETIONS, HTTP, QUESTIONS, in_thread
 from umim_core import UMIM
 from umim_core.errors import ClusterError, ConfigError
 from umim_core.serving.engine_server import AnswerEngine, EngineServer
-from umim_core.serving.engine_worker import BatchSizes, Event
 from umim_core.serving.guard import Limits
+from umim_core.serving.local_engine import BatchSizes, Event
 from umim_core.serving.openai_api import ApiError, CompletionBody
 
 CLIENTS: Final = 12

@@ -153,34 +153,8 @@ def query_of(request: Instance) -> Query:
 class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     """An lm-eval model that reads compressed inputs.
 
-    Args:
-        checkpoint: Embedded name, directory, hub repository, or a loaded checkpoint; by default
-            what ``UMIM_CHECKPOINT`` names, else ``default_checkpoint``.
-        merge: ``auto`` for what the checkpoint recommends, ``prompt``, ``all``, or ``none`` (None,
-            as lm-eval reads it). A baseline takes ``prompt``.
-        backbone: Name or directory, if not the one that the checkpoint names; or a loaded one.
-        revision: Hub revision of ``backbone``.
-        dtype: ``published``, the default, as of ``--model hf``; ``auto`` for the fastest of the
-            device, ``float32``, ``bfloat16``, ``float16`` or ``float64``.
-        device: A torch device; by default ``cuda`` where there is one, else ``cpu``.
-        batch_size: Requests per forward, or ``auto``.
-        max_batch_size: Most requests per forward for ``auto``.
-        max_length: Longest input in units (raw tokens if it keeps positions); the backbone's limit.
-        add_bos_token: As in ``hf``.
-        prefix_token_id: As in ``hf``: stands in for an empty context.
-        method: A baseline of ``umim_core.baselines`` that takes the merge module's place.
-        match: ``umim``, the default: a baseline has the token reduction of the checkpoint's rules.
-        target_tr: Share of each context's tokens that a baseline drops instead; without a baseline
-            as in ``UMIM.from_pretrained``: the cheapest rules that save this share.
-        allow_backbone_mismatch: Why another backbone than the checkpoint's own is good enough.
-        raw_tail: Last tokens of contexts and generation prompts that stay raw; None for what the
-            checkpoint recommends together with this ``merge``, else 0.
-        protect: Tokens that are never merged, as in ``UMIM.from_pretrained``: ``protect=digits``.
-        budget: Largest measured loss of a rule in nats per saved token, as in
-            ``UMIM.from_pretrained``.
-        roles: Whose contents of a chat merge, as in ``UMIM.generate``: ``roles=user+system``.
-        compare: ``base`` to run the base model, too; results then have ``NAME_base`` and
-            ``NAME_difference`` of every metric, paired by question, with standard errors.
+    Its arguments are those of ``docs/reference.md``; others mean what they mean to ``hf``. From
+    Python a checkpoint and a backbone may be loaded ones, and ``protect`` and ``roles`` lists.
 
     Raises:
         ConfigError: If ``merge`` or ``method`` is unknown, a method comes with another ``merge``
