@@ -37,7 +37,6 @@ from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.inference.batch import Batch, exhaust
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Generation, GenerationState, Prefix, Row, merged_spans
-from umim_core.inference.prefix_store import SharedPrefix
 from umim_core.inference.prompts import (
     Prompts,
     TokenPrompt,
@@ -124,15 +123,10 @@ class Engine:
         options: GenerateOptions,
         new: int,
         past: GenerationState | None,
-        shared: SharedPrefix | None,
         several: bool,
     ) -> tuple[UnitCache, Tensor]:
         cache = self._cache_for(prompts, options, new, past, several)
         before = [0] * len(prompts.ids) if past is None else [len(ids) for ids in past.fed_ids]
-        if shared is not None:
-            shared.cache.allow(cache.units.max_length, cache.evictable.max_length)
-            cache, before = shared.cache, [shared.tokens]
-            prompts = prompts.behind(shared.tokens, shared.units)
         logits = self._prefill(prompts, cache, before)
         return cache.repeated(options.samples), logits.repeat_interleave(options.samples, 0)
 

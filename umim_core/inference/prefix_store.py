@@ -33,15 +33,6 @@ MOST_ROWS: Final = 4096  # their keys take 100 bytes a unit, beside columns of 5
 
 
 @dataclass(frozen=True)
-class SharedPrefix:
-    """Columns of the first units of a prompt."""
-
-    cache: UnitCache
-    units: int
-    tokens: int
-
-
-@dataclass(frozen=True)
 class _StoredPrefix:
     ids: Ints  # [T]
     starts: Ints  # [S]
@@ -62,15 +53,15 @@ class PrefixStore:
         self._number = 0
         self.bytes = 0
 
-    def find(self, ids: Ints, starts: Ints) -> SharedPrefix | None:
+    def find(self, ids: Ints, starts: Ints) -> UnitCache | None:
         """Return the longest beginning of a prompt, ids [T] and unit starts [S], that is kept."""
         number, shared = self._like(ids, starts, _keys(ids, starts))
         units = min(shared, len(starts) - 1)
         if number is None or units < 1:
             return None
         self._use(number)
-        tokens, cache = int(starts[units]), self._prefixes[number].cache
-        return SharedPrefix(UnitCache.of_rows([(cache, 0)], (units, tokens)), units, tokens)
+        kept = self._prefixes[number].cache
+        return UnitCache.of_rows([(kept, 0)], (units, int(starts[units])))
 
     def put(self, ids: Ints, starts: Ints, place: tuple[UnitCache, int]) -> None:
         """Keep a copy of a row, unless it is too large; what it goes on from is forgotten.
