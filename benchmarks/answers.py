@@ -49,8 +49,8 @@ from umim_core.baselines.registry import find_baseline
 from umim_core.errors import ConfigError
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.prompts import PromptIds
 from umim_core.model.inputs import encode_prompts
+from umim_core.rules.matcher import PromptIds
 
 Half = Literal["choose", "report"]
 HALVES: Final[tuple[Half, ...]] = ("choose", "report")

@@ -35,8 +35,8 @@ from benchmarks.runner import Benchmark, Report
 from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, GenerationError, require
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.prompts import PromptIds
 from umim_core.model.umim import UMIM as Model
+from umim_core.rules.matcher import PromptIds
 from umim_core.serving.tool_calls import json_values
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.text.chat_parts import encode_parts, write_chat

@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     }
     rows = [np.asarray(row, dtype=np.int64) for row in int_rows]
     plain = perplexity(rows, base, options.batch_size)
-    half = second_half_perplexity(rows, Scorer(base, "prompt", options.window), options.batch_size)
+    half = second_half_perplexity(rows, Scorer(base, options.window), options.batch_size)
     report |= {"ppl_base": plain.ppl, "ppl_half_base": half.ppl}
     for name, umim in models.items():
         report["subjects"][name] = _subject(umim, rows, plain, half, options.batch_size)
@@ -113,8 +113,8 @@ def _subject(
     aligned = evaluate_alignment(rows, model, batch_size, base=umim.backbone)
     read = perplexity(rows, model, batch_size)
     prompts = model.reading("prompt", _RAW_TAIL)
-    behind = second_half_perplexity(rows, Scorer(prompts, "prompt", len(rows[0])), batch_size)
-    saving, cut = behind.token_reduction * share, Scorer(model.base(), "prompt", len(rows[0]))
+    behind = second_half_perplexity(rows, Scorer(prompts, len(rows[0])), batch_size)
+    saving, cut = behind.token_reduction * share, Scorer(model.base(), len(rows[0]))
     if saving:
         cut = method_scorer(Truncation(), model.base(), len(rows[0]), TargetReduction(saving))
     return {

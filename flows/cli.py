@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import shorten
@@ -81,8 +81,8 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Validate, list the stages in order, and tell whether the training fits the "
-            "recipe's hardware.",
+            help="Validate, count the stages by kind (--json lists each), and tell whether the "
+            "training fits the recipe's hardware.",
         ),
     ] = False,
     flow: Annotated[
@@ -109,13 +109,9 @@ def run(
         _show_plan(loaded, flow, as_json)
         return
     _log_progress()
-    from prefect.settings import PREFECT_API_URL
-
     from flows.launch import launch
-    from tasks.run.prefect_runs import prefect_must_answer
 
-    with prefect_must_answer() if PREFECT_API_URL.value() else nullcontext():
-        launch(recipe, loaded, flow, confirm_run_unsafe_code, as_json)
+    launch(recipe, loaded, flow, confirm_run_unsafe_code, as_json)
 
 
 def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
@@ -134,18 +130,31 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     document: dict[str, object] = {"recipe": recipe.name, "stages": steps}
     if unknown:
         document["backbones_not_looked_up"] = unknown
-    width = max(len(step["stage"]) for step in steps)
-    lines = [f"{step['stage']:<{width}}  {step['of']}" for step in steps]
+    lines = _stage_lines(steps)
     lines += [f"not looked up, the hub is out of reach: {name}" for name in unknown]
     if cells:
         document["distillation"] = [cell.as_dict() for cell in cells]
-    emit(document, lines + [cell.line() for cell in cells], as_json)
+        largest = max(cells, key=lambda cell: cell.memory_bytes)
+        lines.append(f"{len(cells)} trainings, the largest: {largest.line()}")
+    emit(document, lines, as_json)
     for cell in cells:
         cell.check()
     # A recipe with hardware is meant for that machine, a table or curves for a cluster.
     elsewhere = cells or isinstance(recipe, TableRecipe | AdaptationRecipe)
     if not elsewhere:
         check_machine(recipe, name)
+
+
+def _stage_lines(steps: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a line per kind of stage: how many there are, and of what the first ones."""
+    kinds: dict[str, list[str]] = {}
+    for step in steps:
+        kinds.setdefault(step["stage"], []).append(step["of"])
+    width = max(map(len, kinds))
+    return [
+        f"{kind:<{width}}{len(of):>6}  {', '.join(of[:3])}{', ...' if len(of) > 3 else ''}"
+        for kind, of in kinds.items()
+    ]
 
 
 @app.command()
@@ -326,7 +335,7 @@ def serve(
     )
     from tasks.cluster.replicas import Replicas, replicated
     from umim_core.serving.engine_server import EngineServer
-    from umim_core.serving.engine_worker import BatchSizes
+    from umim_core.serving.local_engine import BatchSizes
 
     load = {"checkpoint": checkpoint, "name": model_name, "merge": merge}
     load |= {"dtype": dtype, "device": device}

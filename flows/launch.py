@@ -15,6 +15,7 @@ from flows import pipeline_flows
 from tasks.report.comparison import summary
 from tasks.report.render import file_table, table_text
 from tasks.report.report import ReportData
+from tasks.run.prefect_runs import prefect_must_answer
 from tasks.stages.adaptation import RESULT
 from umim_core.cli.console_output import emit
 from umim_core.config.adaptation_recipe import AdaptationRecipe
@@ -69,7 +70,7 @@ def _by_metrics(scores: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
 
 def _called(flow: Flow[P, T]) -> Callable[P, T]:
     """Return a flow, or its function alone where no Prefect server is named: none is started."""
-    return flow if PREFECT_API_URL.value() else flow.fn
+    return prefect_must_answer()(flow) if PREFECT_API_URL.value() else flow.fn
 
 
 def launch(

@@ -32,11 +32,10 @@ from starlette.concurrency import run_in_threadpool
 from tasks.cluster.ray_cluster import listening_addresses, ray_cluster, require_loopback
 from tasks.cluster.stopping import on_stop
 from umim_core.errors import ClusterError, ConfigError, MissingExtraError, require
-from umim_core.serving.engine_server import LocalEngine, Served
-from umim_core.serving.engine_worker import BatchSizes, Event, Failed
 from umim_core.serving.guard import ServerMetrics
+from umim_core.serving.local_engine import BatchSizes, Event, LocalEngine, Served
 from umim_core.serving.openai_api import AnyBody, try_later
-from umim_core.serving.tool_calls import CallForm
+from umim_core.serving.tool_calls import CallForm, Calls
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -99,11 +98,11 @@ class EngineReplica:
         if loopback:
             _listen_on_loopback()
         self._engine = LocalEngine(Served.load(**load), sizes)
-        self._engine.worker.start()
+        self._engine.start()
 
     def check_health(self) -> None:
         """Raise an error if the engine has ended; Ray Serve then replaces the replica."""
-        if not self._engine.worker.alive:
+        if not self._engine.runs:
             raise ClusterError("the engine of a replica must run", "it has stopped")
 
     def described(self) -> tuple[str, int | None, CallForm | None]:
@@ -111,10 +110,10 @@ class EngineReplica:
         return self._engine.name, self._engine.positions, self._engine.call_form
 
     async def events(
-        self, body: AnyBody, merging: bool, new_tokens: int
+        self, body: AnyBody, calls: Calls | None, merging: bool, new_tokens: int
     ) -> AsyncGenerator[Event, None]:
         """Give what happens to a request; see ``LocalEngine``."""
-        async with aclosing(self._engine.events(body, merging, new_tokens)) as events:
+        async with aclosing(self._engine.events(body, calls, merging, new_tokens)) as events:
             async for event in events:
                 yield event
 
@@ -157,26 +156,26 @@ class ReplicatedEngine:
         return await run_in_threadpool(_running, self._handle.app_name)
 
     async def events(
-        self, body: AnyBody, merging: bool, new_tokens: int
+        self, body: AnyBody, calls: Calls | None, merging: bool, new_tokens: int
     ) -> AsyncGenerator[Event, None]:
         """Give what happens to a request on one of the replicas; closing it frees the rows."""
         from ray.exceptions import RayError
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
         if self._ended:
-            yield Failed(try_later("unavailable", "the replicas must run", "they have ended"))
+            yield try_later("unavailable", "the replicas must run", "they have ended")
             return
-        answer = self._handle.events.remote(body, merging, new_tokens)
+        answer = self._handle.events.remote(body, calls, merging, new_tokens)
         try:
             async for event in answer:
                 yield event
         except BackPressureError:
             rule = "at most --max-waiting requests may wait for a replica"
-            yield Failed(try_later("overloaded", rule, "more"))
+            yield try_later("overloaded", rule, "more")
         except (RayError, DeploymentUnavailableError) as error:
             kind = type(error).__name__
             _log.warning("a replica failed a request: %s", kind)
-            yield Failed(try_later("unavailable", "the replica that answers must run", kind))
+            yield try_later("unavailable", "the replica that answers must run", kind)
         except (asyncio.CancelledError, GeneratorExit):
             answer.cancel()
             raise

@@ -1,14 +1,17 @@
 """Calls of functions on the workers of a cluster, with declared resources.
 
 ``run_on_workers`` makes many calls; ``call_on_worker`` makes one, of a stage that may stand beside
-trainings. Ray keeps a worker for the next call, so torch and transformers are
-imported once per worker and not once per stage.
+trainings. Ray keeps a worker for the next call, so torch and transformers are imported once per
+worker and not once per stage.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 from tasks.cluster.lease import ClusterLease
@@ -18,6 +21,7 @@ from tasks.storage.remote_root import fetch_inputs
 from umim_core.backbone.devices import release_memory
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError, require
+from umim_core.store.disk import not_shared
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -32,7 +36,7 @@ def run_on_workers(
     finished: Callable[[K, R], None],
     cores: int = 1,
     *,
-    writes: bool = False,
+    writes: Path | None = None,
 ) -> None:
     """Make calls and hand on each result as it comes, in this thread.
 
@@ -46,7 +50,7 @@ def run_on_workers(
         jobs: Calls by key: functions of a module, which workers import, with their arguments.
         finished: Receives key and result of each call.
         cores: CPU cores of a call.
-        writes: Whether a call writes into the artifact root, and must run where that is.
+        writes: Folder of the artifact root that calls write into: they must run where that is.
     """
     if not jobs:
         return
@@ -56,7 +60,8 @@ def run_on_workers(
                 result = job()
             finished(key, result)
         return
-    run_on_cluster(lease, jobs, finished, cores, gpus=int(lease.config.use_gpu), writes=writes)
+    threaded = {key: partial(_threaded, job, cores) for key, job in jobs.items()}
+    run_on_cluster(lease, threaded, finished, cores, gpus=int(lease.config.use_gpu), writes=writes)
 
 
 def run_on_cluster(
@@ -66,9 +71,12 @@ def run_on_cluster(
     cores: int,
     *,
     gpus: int = 0,
-    writes: bool = False,
+    writes: Path | None = None,
 ) -> None:
-    """Make calls as tasks of the cluster, whatever its configuration says of workers."""
+    """Make calls as tasks of the cluster, whatever its configuration says of workers.
+
+    torch keeps the threads that it has: who uses it comes by `run_on_workers`.
+    """
     cluster = lease.ensure()
     import ray
 
@@ -76,17 +84,17 @@ def run_on_cluster(
         rule = f"a task of the cluster needs {needed} {kind}"
         fits = needed <= room or not cluster.is_here
         require(fits, ClusterError, rule, room, "Name a larger cluster.")
-    if writes:
+    if writes is not None:
         require_room_to_write(cluster, cores, gpus)
     # Ray ends a worker after each task with a GPU by default; it would load its model every time.
     remote = ray.remote(
         num_cpus=cores,
         num_gpus=gpus,
-        resources=(cluster.beside_driver() or None) if writes else None,
+        resources=None if writes is None else cluster.beside_driver() or None,
         max_calls=0,
         max_retries=_RESTARTS,
     )(_call)
-    waiting = {remote.remote(job, cores): key for key, job in jobs.items()}
+    waiting = {remote.remote(job, writes): key for key, job in jobs.items()}
     try:
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=_WAIT_SECONDS)
@@ -116,7 +124,11 @@ def require_room_to_write(cluster: Cluster, cores: int, gpus: int = 0) -> None:
 
 
 def call_on_worker(
-    lease: ClusterLease, job: Callable[[], R], *, alone: bool = False, writes: bool = False
+    lease: ClusterLease,
+    job: Callable[[], R],
+    *,
+    alone: bool = False,
+    writes: Path | None = None,
 ) -> R:
     """Make one call and return its result: on a worker, or here where that gains nothing.
 
@@ -175,12 +187,18 @@ def cores_of_a_machine(config: ClusterConfig) -> int:
     return max(1, *cores)
 
 
-def _call(job: Callable[[], R], threads: int) -> R:
-    import torch
-
-    torch.set_num_threads(threads)  # a call before this one may have had other cores
+def _call(job: Callable[[], R], writes: Path | None) -> R:
+    if writes is not None and not writes.is_dir():
+        raise not_shared(writes, f"node {socket.gethostname()}")
     try:
         fetch_inputs(job)
         return job()
     finally:
         release_memory()  # of a GPU that another worker may have next
+
+
+def _threaded(job: Callable[[], R], threads: int) -> R:
+    import torch
+
+    torch.set_num_threads(threads)  # a call before this one may have had other cores
+    return job()

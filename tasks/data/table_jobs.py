@@ -158,7 +158,7 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
     from umim_core.baselines.registry import find_baseline
     from umim_core.evaluation.alignment import evaluate_alignment
     from umim_core.evaluation.perplexity import perplexity_figures, second_half_perplexity
-    from umim_core.evaluation.scoring import AnyScorer, Scorer, method_scorer
+    from umim_core.evaluation.scoring import RequestScorer, Scorer, method_scorer
     from umim_core.model.umim import UMIM
     from umim_core.text.token_ids import segment_rows, spread_rows
     from umim_core.text.tokens import iter_token_pieces
@@ -171,9 +171,9 @@ def measure_text(place: ModelPlace, text: TableText) -> dict[str, float]:
     rows = list(cut[spread_rows(len(cut), text.rows)])
     halves: dict[str, float] = {}
     if text.methods:
-        scorers: dict[str, AnyScorer] = {
-            "base": Scorer(merged_model.base(), "prompt", length),
-            "umim": Scorer(merged_model, "prompt", length),
+        scorers: dict[str, RequestScorer] = {
+            "base": Scorer(merged_model.base(), length),
+            "umim": Scorer(merged_model, length),
         }
         for name in text.methods:
             method = find_baseline(name).make(backbone, merged_model.require_matcher())

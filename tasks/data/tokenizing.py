@@ -1,7 +1,8 @@
 """Tokenising a corpus in parallel: one job per (split, file), a part written where the job runs.
 
-Workers write into the stage's folder, on the driver's machine unless all nodes share its disk. The
-driver reads every part and compares its digest with the worker's before it writes an index.
+Workers write into the stage's folder, on the driver's machine unless all nodes share its disk; one
+that does not see the folder writes nothing. The driver reads every part and compares its digest
+with the worker's before it writes an index.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def _run_on_cluster(jobs: Sequence[TokenJob], lease: ClusterLease) -> list[Outco
     placed = [replace(job, threads=threads) for job in jobs]
     outcomes: dict[int, Written | UmimError] = {}
     calls = {number: partial(written, job) for number, job in enumerate(placed)}
-    run_on_cluster(lease, calls, outcomes.__setitem__, threads, writes=True)
+    run_on_cluster(lease, calls, outcomes.__setitem__, threads, writes=jobs[0].directory.parent)
     return [checked(outcomes[number], job) for number, job in enumerate(placed)]
 
 

@@ -229,7 +229,7 @@ def _check_model(name: str, revision: str | None, wanted: Mapping[str, int]) -> 
             f"{name!r}: {str(error).strip().splitlines()[0]}",
             "Check the name; offline machines need a local directory.",
         ) from error
-    limit = getattr(config, "max_position_embeddings", None)
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     for field, tokens in wanted.items():
         fits = not isinstance(limit, int) or tokens <= limit
         rule = f"{field} must be at most {limit}, the positions of {name}"

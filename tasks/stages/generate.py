@@ -101,7 +101,7 @@ def generate_stage(out: Path, site: Site, *, generation: Generation) -> Metrics:
         if (share := missing[first::workers])
     }
     with followed(state):
-        run_on_workers(site.lease, jobs, lambda *_: None, writes=True)
+        run_on_workers(site.lease, jobs, lambda *_: None, writes=out)
     return _metrics(out, selection)
 
 

@@ -183,7 +183,7 @@ def confidence_stage(
         site.device, site.dtype,
     )  # fmt: skip
     with followed(out / STATE):
-        return call_on_worker(site.lease, count_here, writes=True)
+        return call_on_worker(site.lease, count_here, writes=out)
 
 
 def count_spans(

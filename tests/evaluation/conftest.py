@@ -20,7 +20,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 # lm-eval is the `eval` extra.
 NEEDS_LM_EVAL = (
     "generation_contract", "harness", "harness_questions", "model_args", "paired_results",
-    "scoring", "stock_tasks", "tasks",
+    "scoring", "stock_tasks", "tasks", "text_metrics",
 )  # fmt: skip
 collect_ignore = [] if find_spec("lm_eval") else [f"test_{name}.py" for name in NEEDS_LM_EVAL]
 

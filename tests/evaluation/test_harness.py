@@ -30,6 +30,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge, UnitPositions
 from umim_core.errors import CorpusError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.scoring import Request
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Generation
@@ -209,7 +210,8 @@ def test_only_the_greedy_continuation_is_reported_as_greedy(build: Build, merge:
 
     def scores(prefix: list[int]) -> list[tuple[float, bool]]:
         vocabulary = range(len(model.tokenizer))
-        return model._loglikelihood_tokens([(None, [5, 6], [*prefix, t]) for t in vocabulary], True)
+        asked = [Request(np.array([5, 6]), np.array([*prefix, t])) for t in vocabulary]
+        return [(score.log_prob, score.greedy) for score in model.scorer.score(asked, 16)]
 
     best: list[int] = []
     for _ in range(2):

@@ -16,10 +16,10 @@ from support.engine_matrix import families, log_probs_from_scratch, module_for, 
 from support.merged_models import fresh_model, placed
 from support.ngram_oracle import filtered
 from support.tiny_models import random_backbone
-from tests.evaluation.conftest import generation
+from tests.evaluation.conftest import generation, likelihoods
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.evicted_spans import FullCache
-from umim_core.baselines.methods import Text, TokenReducer, highest
+from umim_core.baselines.methods import EvictedColumns, Text, TokenReducer, highest
 from umim_core.baselines.truncation import Truncation
 from umim_core.config.form import Merge, UnitPositions
 from umim_core.config.rule_options import Containment, Overlap
@@ -41,7 +41,7 @@ def scorer(scope: Merge, raw_tail: int = 0, positions: UnitPositions = "compact"
     backbone = random_backbone("gpt2", vocab_size=20, hidden_size=8, max_position_embeddings=LIMIT)
     spans = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
     merged_model = fresh_model(backbone, spans, 0.2, unit_positions=positions)
-    return Scorer(merged_model.reading(scope, raw_tail), scope, LIMIT)
+    return Scorer(merged_model.reading(scope, raw_tail), LIMIT, scope)
 
 
 def request(context: list[int], continuation: list[int]) -> Request:
@@ -86,7 +86,7 @@ def test_continuations_share_a_row_where_that_costs_less(rng: np.random.Generato
 def test_windows_and_positions_bound_what_shares_a_row(family: str, wide: bool) -> None:
     name = "window_size" if family == "gpt_neo" else "sliding_window"
     backbone = random_backbone(family, hidden_size=64, max_position_embeddings=40, **{name: 24})
-    model = Scorer(MergedModel.without_merging(backbone), "prompt", 40)
+    model = Scorer(MergedModel.without_merging(backbone), 40)
     context = list(range(1, 31 if wide else 13))
     requests = [request(context, [a, *range(1, 7)]) for a in range(9)]
     requests += [request([5, 6], [a, 7]) for a in range(3)]  # these share a row
@@ -157,7 +157,7 @@ GREEDY = {"until": [], "max_gen_toks": 5, "do_sample": False}
 
 @pytest.fixture(scope="module")
 def umim(tiny_llama: Backbone) -> Scorer:
-    return Scorer(fresh_model(tiny_llama, MATCHER.rules), "prompt", 64)
+    return Scorer(fresh_model(tiny_llama, MATCHER.rules), 64)
 
 
 def model_score(backbone: Backbone, context: list[int], ending: list[int]) -> float:
@@ -173,10 +173,10 @@ def test_a_budget_is_of_equal_saving_where_layers_below_the_depth_read_every_tok
 ) -> None:
     inside = placed(umim.merged_model, "preserved", merge_depth=1)
     assert tiny_llama.num_layers == 2
-    reduced = ReducedScorer(Scorer(inside, "prompt", 64), Truncation())
+    reduced = ReducedScorer(inside, 64, Truncation())
     assert reduced.fit(CONTEXT, 64)[1] == 7  # 9 tokens, 5 units: 4 saved by one layer of two
     assert reduced.fit(CONTEXT, 6)[1] <= 6
-    evicted = EvictedScorer(Scorer(inside, "prompt", 64), lambda ids: FullCache())
+    evicted = EvictedScorer(inside, 64, EvictedColumns(lambda ids: FullCache()))
     assert evicted.budget(CONTEXT, 3) == 10
 
 
@@ -223,12 +223,13 @@ def test_reducers_get_the_question_and_the_cue_stays(
 def test_a_method_scores_through_lm_eval(checkpoint_path: Path, budget: dict[str, Any]) -> None:
     model = UmimLM(checkpoint_path, method="truncation", dtype="float32", **budget)
     context = model.backbone.encode(PROMPT)
-    [(score, _)] = model._loglikelihood_tokens([(None, context, [5, 6])], disable_tqdm=True)
+    answer = model.backbone.encode(" mat")
+    [(score, _)] = model.loglikelihood(likelihoods([(PROMPT, " mat")]))
     stay = len(model.merged_model.segment(np.array(context))[0])
     if "target_tr" in budget:
         stay = len(context) - round(0.4 * len(context))
     assert stay < len(context)
-    assert score == pytest.approx(model_score(model.backbone, context[-stay:], [5, 6]), abs=1e-4)
+    assert score == pytest.approx(model_score(model.backbone, context[-stay:], answer), abs=1e-4)
     info = model.get_model_info()["umim"]
     named = {"method": "truncation", "target_tr": budget.get("target_tr")}
     assert {name: info.get(name) for name in named} == named
@@ -292,5 +293,5 @@ def test_scores_are_likelihoods_that_add_up_to_1(
     continuations = [np.array(each) for each in product(range(VOCAB), repeat=3)]
     for scope, length in product(("prompt", "all"), (4, 19, 60)):
         requests = [Request(context[-length:], each) for each in continuations]
-        found = [each.log_prob for each in Scorer(gpt2, scope, POSITIONS).score(requests, 9)]
+        found = [each.log_prob for each in Scorer(gpt2, POSITIONS, scope).score(requests, 9)]
         assert float(np.exp(found).sum()) == pytest.approx(1.0, abs=1e-9)

@@ -8,8 +8,9 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 from click.testing import Result
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -29,7 +30,7 @@ from tasks.run.recipes import find_recipe
 from tasks.stages.mine import given_rules_stage
 from tasks.stages.named import NamedRules, NamedTokenizer
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.errors import BackboneError, ClusterError, ConfigError
 
 
 def flows(*arguments: str) -> Result:
@@ -86,16 +87,25 @@ def test_rows_longer_than_the_positions_are_refused_before_anything_runs(tmp_pat
 def test_without_a_server_the_function_of_a_flow_is_called_and_its_stages_are_no_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = "http://127.0.0.1:9/api"
-    for address, wanted in ((ask, pipeline_flows.mine), (None, pipeline_flows.mine.fn)):
-        with temporary_settings({PREFECT_API_URL: address}):
-            assert _called(pipeline_flows.mine) is wanted
+    with temporary_settings({PREFECT_API_URL: None}):
+        assert _called(pipeline_flows.mine) is pipeline_flows.mine.fn
     recipe, silent = least_recipe(), SimpleNamespace(stage_run=lambda *_, **__: None, live=print)
     monkeypatch.setattr("tasks.run.pipeline.task", None)
     run: Any = PipelineRun(recipe, tmp_path, ClusterLease(recipe.cluster), silent, "key")
     rules = NamedRules(str(resolve_checkpoint("umim-docs-llama") / "rules"))
     made = run.stage(given_rules_stage(tokenizer=NamedTokenizer("umim-docs-llama"), rules=rules))
     assert made.executed and (made.path / "rules").is_dir()
+
+
+def test_a_flow_whose_server_is_away_says_so() -> None:
+    def flow() -> None:
+        raise httpx.ConnectError("no answer")
+
+    with (
+        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        pytest.raises(ClusterError, match="Prefect's server must answer when a flow run begins"),
+    ):
+        _called(cast(Any, flow))()
 
 
 @pytest.mark.full

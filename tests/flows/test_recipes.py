@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from flows.cli import app
 from flows.parts import plan
+from support.small_recipe import least_recipe
 from tasks.plan.planner import memory_of_cells
 from tasks.run.recipes import RECIPES, find_recipe, recipe_names
 from umim_core.config.recipe import Recipe
@@ -87,6 +88,18 @@ def test_a_dry_run_prints_the_bound_on_memory_for_people() -> None:
     assert done.exit_code == 0, done.output
     for text in ("8 x NVIDIA RTX A6000", "steps at most", "memory of a GPU", "of 48, fits"):
         assert text in done.output
+
+
+def test_a_dry_run_has_a_line_per_kind_of_stage_however_many_cells_there_are(
+    tmp_path: Path,
+) -> None:
+    cells = [{"backbone": "umim-docs-llama", "tau": tau} for tau in range(3, 203)]
+    path = write(least_recipe(cells=cells).model_dump(mode="json", exclude_unset=True), tmp_path)
+    lines = dry_run(path).output.splitlines()
+    (filters,) = (line.split() for line in lines if line.startswith("filter "))
+    assert filters[1] == "200" and len(lines) < 20
+    steps = json.loads(dry_run(path, "--json").output)["stages"]
+    assert [step["stage"] for step in steps].count("filter") == 200
 
 
 def test_a_training_that_does_not_fit_is_told_and_refused(tmp_path: Path) -> None:

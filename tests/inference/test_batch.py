@@ -36,10 +36,9 @@ from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward, GeneratedUnits, Row
 from umim_core.inference.prefix_store import PrefixStore
-from umim_core.inference.prompts import PromptIds
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.matcher import Matcher
+from umim_core.rules.matcher import Matcher, PromptIds
 from umim_core.rules.ruleset import RuleSet
 
 SIZES = ((9, 12), (17, 5), (3, 20), (11, 1), (24, 9))
@@ -192,7 +191,7 @@ def test_a_look_up_goes_through_no_rows_and_their_number_is_bounded(
     assert len(store._prefixes) == VOCAB**2
     monkeypatch.setattr(store, "_prefixes", Unseen(store._prefixes))
     found = store.find(np.array([1, 2, 3]), np.arange(3))
-    assert found is not None and found.units == 2
+    assert found is not None and found.lengths.tolist() == [2]
     assert store.find(np.array([VOCAB, 1]), np.arange(2)) is None
     monkeypatch.undo()
     monkeypatch.setattr(prefix_store, "MOST_ROWS", 20)
@@ -213,7 +212,7 @@ def test_the_store_finds_what_comparing_all_rows_finds() -> None:
         units = [ids[a:b].tobytes() for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
         found = store.find(ids, starts)
         shared = [min(beginning(units, one), len(units) - 1) for one in kept]
-        assert (0 if found is None else found.units) == max(shared, default=0)
+        assert (0 if found is None else int(found.lengths[0])) == max(shared, default=0)
         store.put(ids, starts, place)
         kept = [stored_units(one) for one in store._prefixes.values()]
         assert units in kept or any(one[: len(units)] == units for one in kept)

@@ -29,9 +29,8 @@ from umim_core.errors import GenerationError
 from umim_core.inference.batch import Batch, exhaust
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
-from umim_core.inference.prompts import PromptIds
 from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.matcher import Matcher, Parts
+from umim_core.rules.matcher import Matcher, Parts, PromptIds
 from umim_core.rules.ruleset import RuleSet
 
 
@@ -246,14 +245,15 @@ def test_what_cannot_continue_a_state_is_refused_and_leaves_it_alone() -> None:
     state = engine.generate([[1, 2, 3]], settings(2)).state
     for other, prompts, new, message in (
         (engine, [[4]], 200, "96 positions"),
-        (engine, [[4], [5]], 2, "one prompt per row"),
         (Engine(MergedModel.without_merging(build("mistral"))), [[4]], 2, "depth that made it"),
         (merging_engine(backbone, random_rules(1, True), "preserved"), [[4]], 2, "depth that made"),
     ):
         with pytest.raises(GenerationError, match=message):
             other.generate(prompts, settings(new), past=state)
-    assert len(engine.generate([[4]], settings(2), past=state).rows[0].ids) == 2
-    with pytest.raises(GenerationError, match="continued once"):
+    first, second = (engine.generate([[4]], settings(2), past=state).rows for _ in range(2))
+    assert first == second and len(first[0].ids) == 2
+    state.release()
+    with pytest.raises(GenerationError, match="it was released, or spans were evicted"):
         engine.generate([[4]], settings(2), past=state)
 
 
@@ -270,35 +270,22 @@ def test_preserved_positions_count_against_the_limit() -> None:
 
 
 @pytest.mark.parametrize(("depth", "samples"), [(0, 1), (0, 3), (1, 1)])
-def test_a_failed_or_abandoned_turn_gives_its_state_back(depth: int, samples: int) -> None:
+def test_turns_that_fail_end_early_or_run_at_once_change_no_state(depth: int, samples: int) -> None:
     engine = Engine(random_merged_model(build("llama"), random_rules(2, False), depth, 3))
-    first = engine.generate([[1, 2, 3]], settings(4))
+    state = engine.generate([[1, 2, 3]], settings(4)).state
     config = settings(8, **SAMPLED, num_return_sequences=samples, seed=0)
-    other = engine.generate([[1, 2, 3]], settings(4)).state
-    expected = engine.generate([[4, 5]], config, past=other)
+    expected = engine.generate([[4, 5]], config, past=state).rows
 
     def fail(forward: Forward) -> None:
         if len(forward.generated[0]) == 3:
             raise RuntimeError("an observer's own")
 
     with pytest.raises(RuntimeError, match="own"):
-        engine.generate([[4, 5]], replace(config, observer=fail), past=first.state)
-    steps = engine.steps([[4, 5]], config, first.state)
-    for _ in range(4):
-        next(steps)
-    steps.close()
-    assert engine.generate([[4, 5]], config, past=first.state).rows == expected.rows
-
-
-def test_a_refused_turn_leaves_the_turn_that_runs_on_the_state_alone() -> None:
-    engine = merging_engine(build("llama"), random_rules(2, infix_free=False))
-    first, other = (engine.generate([[1, 2, 3]], settings(4)).state for _ in range(2))
-    expected = engine.generate([[4, 5]], settings(8), past=other)
-    steps = engine.steps([[4, 5]], settings(8), first)
-    for prompts in ([[4, 5]], [[4], [5]]):
-        next(steps)
-        with pytest.raises(GenerationError, match="continued once"):
-            engine.generate(prompts, settings(8), past=first)
-    assert exhaust(steps).rows == expected.rows
-    with pytest.raises(GenerationError, match="continued once"):
-        engine.generate([[4, 5]], settings(8), past=first)
+        engine.generate([[4, 5]], replace(config, observer=fail), past=state)
+    running = engine.steps([[4, 5]], config, state)
+    next(running)
+    both = engine.generate([[4, 5], [6]], settings(4), past=state)  # a row for several prompts
+    assert both.rows[1] == engine.generate([[6]], settings(4), past=state).rows[0]
+    assert exhaust(running).rows == expected
+    with pytest.raises(GenerationError, match="one prompt per row; got 1 prompts, 2 rows"):
+        engine.generate([[4]], settings(4), past=both.state)

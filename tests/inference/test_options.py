@@ -50,10 +50,10 @@ def config(**settings: object) -> GenerationConfig:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": 0}, "out of range; got .max_new_tokens. must be greater than 0"),
-    ({"max_new_tokens": 1.5}, "max_new_tokens must be an integer; got 1.5"),
-    ({"max_new_tokens": True}, "max_new_tokens must be an integer; got True"),
+    ({"max_new_tokens": 1.5}, "max_new_tokens: it should be a valid integer; got 1.5"),
+    ({"max_new_tokens": True}, "max_new_tokens: it should be a valid integer; got True"),
     ({"config": config(max_new_tokens="2")}, "out of range"),
-    ({"config": {"max_new_tokens": 3}}, "a GenerationConfig of transformers; got {.max_new_tokens"),
+    ({"config": {"max_new_tokens": 3}}, "instance of GenerationConfig; got {.max_new_tokens"),
     ({"config": config(), "generation_config": config()}, "once; got .*generation_config.*config"),
     ({"config": config(num_beams=4)}, "num_beams"),
     ({"config": config(num_beams=2, diversity_penalty=1.0)}, "diversity_penalty"),
@@ -62,7 +62,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"config": config(do_sample=True, top_p=1.5)}, "top_p is out of range"),
     ({"config": config(do_sample=True, top_k=-2)}, "top_k is out of range"),
     ({"num_beams": 2}, "beam search is not supported; got num_beams"),
-    ({"n": "2"}, "n must be an integer"),
+    ({"n": "2"}, "n: it should be a valid integer; got 2"),
     ({"n": 2}, "Greedy methods .* do not support .num_return_sequences."),
     ({"n": 0, "do_sample": True}, "num_return_sequences must be 1"),
     ({"n": 2, "num_return_sequences": 2}, "must be given once"),
@@ -71,35 +71,39 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1}, r"need do_sample; got \['seed'\]"),
     ({"seed": 1, "streams": [3], "do_sample": False}, r"got \['seed', 'streams'\]"),
     *(
-        ({"do_sample": True, "n": 2, "max_new_tokens": 2, "streams": streams}, "one per row; got")
-        for streams in ([], [1], [1, 2, 3], [1, -1], [1, 2.0], [0, True], "12", 5, {1, 2}, [None])
+        ({"do_sample": True, "n": 2, "max_new_tokens": 2, "streams": streams}, message)
+        for message, several in (
+            ("one per row; got", ([], [1], [1, 2, 3])),
+            ("^streams: ", ([1, -1], [1, 2.0], [0, True], "12", 5, {1, 2}, [None])),
+        )
+        for streams in several
     ),
     ({"temperature": -1.0, "do_sample": True}, "out of range"),
     ({"min_p": "0.9", "do_sample": True}, "sampling setting min_p is out of range: .* got .0.9."),
     ({"temperature": "model", "do_sample": True}, "out of range"),
-    ({"do_sample": "model"}, "do_sample must be true or false; got model"),
+    ({"do_sample": "model"}, "do_sample: it should be a valid boolean; got model"),
     ({"stop_strings": 5}, r"without lone surrogates; got \[5\]"),
     ({"stop_strings": [""]}, "at least one character"),
     ({"eos_token_id": 1.5}, "one id or several; got 1.5"),
     ({"eos_token_id": "w1"}, "one id or several; got w1"),
-    ({"seed": -1}, "seed must be an integer of at least 0; got -1"),
-    ({"seed": 1.0}, "seed must be an integer"),
+    ({"seed": -1}, "seed: it should be greater than or equal to 0; got -1"),
+    ({"seed": 1.0}, "seed: it should be a valid integer"),
     ({"merge": "some"}, "merge must be one of"),
     ({"raw_tail": -1}, "raw_tail must be an integer of at least 0; got -1"),
     ({"raw_tail": 3, "merge": "none"}, "raw_tail needs a prompt that is merged"),
-    ({"decode_max_damage": math.nan}, "a number of nats per saved token"),
-    ({"decode_max_damage": "0.2"}, "a number of nats per saved token"),
+    ({"decode_max_damage": math.nan}, "decode_max_damage: it should be .*; got nan"),
+    ({"decode_max_damage": "0.2"}, "decode_max_damage: it should be a valid number"),
     ({"decode_max_damage": 0.2, "merge": "prompt"}, "needs merging .* got merge 'prompt'. Merge"),
     ({"decode_max_damage": 0.2}, r"rules without prices\. Measure them: umim prune"),
-    ({"span_eviction": -1, "merge": "none"}, "integer of at least 0; got -1"),
+    ({"span_eviction": -1, "merge": "none"}, "span_eviction: it should be .* 0; got -1"),
     ({"span_eviction": 2, "merge": "all"}, "reads prompt and generated tokens raw; got merge"),
-    ({"overlong": "extend"}, "overlong must be one of"),
-    ({"logprobs": -1}, "logprobs must be an integer of at least 0"),
+    ({"overlong": "extend"}, "overlong: it should be .refuse. or .truncate."),
+    ({"logprobs": -1}, "logprobs: it should be .* 0; got -1"),
     ({"logprobs": 99}, "logprobs must lie between 0 and"),
-    ({"logits_processor": print}, "logits_processor must be a list"),
-    ({"stopping_criteria": print}, "stopping_criteria must be a list"),
-    ({"streamer": print}, "streamer must be a streamer of transformers"),
-    ({"observer": 5}, "observer must be a function; got 5"),
+    ({"logits_processor": print}, "logits_processor: it should be a valid list"),
+    ({"stopping_criteria": print}, "stopping_criteria: it should be a valid list"),
+    ({"streamer": print}, "streamer: it should be an instance of Streamer"),
+    ({"observer": 5}, "observer: it should be callable; got 5"),
     ({"past": "state"}, "past must be a state or a prefix; got str"),
     ({"options": {"seed": 1}}, "options must be a GenerateOptions; got dict"),
     ({"max_tokens": 3}, "unknown option 'max_tokens'; known are .*max_new_tokens"),
@@ -121,12 +125,12 @@ def test_a_streamer_is_what_takes_ids_and_an_end(tiny_umim: UMIM) -> None:
     assert streamer.put.called and streamer.end.called
 
 
-def test_a_streamer_takes_one_row_and_none_of_its_own(tiny_umim: UMIM) -> None:
+def test_a_stream_takes_one_row(tiny_umim: UMIM) -> None:
     streamer = TextStreamer(tiny_umim.tokenizer)
     with pytest.raises(UmimError, match="a streamer takes one row; got 2 rows"):
         tiny_umim.generate([TEXT, TEXT], streamer=streamer)
-    with pytest.raises(UmimError, match="stream yields the text itself"):
-        next(tiny_umim.stream(TEXT, streamer=streamer))
+    with pytest.raises(UmimError, match="a stream is of one row; got 2 rows"):
+        next(tiny_umim.stream([TEXT, TEXT], max_new_tokens=2))
 
 
 def test_options_are_one_value_that_names_change(tiny_umim: UMIM) -> None:

@@ -46,7 +46,7 @@ def broken(tiny_checkpoint: Path) -> UMIM:
 
 
 def harness_score(umim: UMIM, scope: Merge) -> object:
-    scorer = Scorer(MergedModel(umim.backbone, umim.module, umim.matcher), scope, 32)
+    scorer = Scorer(MergedModel(umim.backbone, umim.module, umim.matcher), 32, scope)
     return scorer.score([Request(np.array([1, 2]), np.array([3]))], 1)
 
 

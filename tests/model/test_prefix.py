@@ -44,15 +44,15 @@ def test_three_questions_on_one_prefix_read_the_document_once(umim: UMIM) -> Non
     assert together.ids == tuple(out.ids[0] for out in whole)
     assert again == found[0]
     assert [out.cache_lengths[0] for out in found] == [out.cache_lengths[0] for out in whole]
-    assert (prefix.cache_length, len(prefix.raw_ids)) == (units, 14)
+    assert (prefix.cache_length, len(prefix.raw_ids[0])) == (units, 14)
     assert prefix.token_reduction == pytest.approx(umim.compress(DOCUMENT).token_reduction)
 
 
 def test_a_prefix_is_never_written_into(umim: UMIM) -> None:
     prefix = umim.prefix(DOCUMENT, merge="prompt")
-    kept = [(layer.keys, layer.keys.clone()) for layer in prefix._cache.units.layers]
+    kept = [(layer.keys, layer.keys.clone()) for layer in prefix.cache.units.layers]
     umim.generate(QUESTIONS, past=prefix, **OPTIONS)
-    for layer, (keys, before) in zip(prefix._cache.units.layers, kept, strict=True):
+    for layer, (keys, before) in zip(prefix.cache.units.layers, kept, strict=True):
         assert layer.keys is keys and torch.equal(keys, before)
 
 

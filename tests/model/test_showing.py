@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 import re
-import time
 from html.parser import HTMLParser
 from itertools import accumulate, groupby
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from support.engine_matrix import finished_row
@@ -27,11 +24,6 @@ LETTERS = "abcdefghijklmnop"
 
 def letters(ids: list[int]) -> str:
     return "".join(LETTERS[i] for i in ids)
-
-
-def words(ids: list[int]) -> str:
-    """Like a SentencePiece decoder: a space before every word, none before the first."""
-    return "".join(f" {LETTERS[i]}" for i in ids)[1:]
 
 
 def generated(decode: Decode = letters, options: GenerateOptions = PLAIN) -> View:
@@ -121,33 +113,6 @@ def byte_fallback(ids: list[int]) -> str:
     return text.removeprefix(" ")
 
 
-BYTES = st.one_of(
-    st.text("日本語🙂ü a\ufffd").map(lambda text: list(text.encode())),
-    st.lists(st.integers(0, 270), max_size=4),
-)
-DECODERS = {
-    "letters": (letters, st.lists(st.integers(0, len(LETTERS) - 1), max_size=12)),
-    "words": (words, st.lists(st.integers(0, len(LETTERS) - 1), max_size=12)),
-    "bytes": (byte_level, st.lists(BYTES).map(lambda parts: [i for part in parts for i in part])),
-    "fallback": (
-        byte_fallback,
-        st.lists(BYTES).map(lambda parts: [i for part in parts for i in part]),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DECODERS)
-@given(data=st.data())
-def test_units_together_are_the_text(name: str, data: st.DataObject) -> None:
-    decode, any_ids = DECODERS[name]
-    ids, cuts = data.draw(any_ids), data.draw(st.lists(st.integers(1, 4)))
-    lengths: list[int] = []
-    for cut in [*cuts, *[1] * len(ids)]:
-        if sum(lengths) + cut <= len(ids):
-            lengths.append(cut)
-    assert "".join(unit_texts(ids, lengths, decode)) == decode(ids)
-
-
 @pytest.mark.parametrize("decode", [byte_level, byte_fallback])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_a_character_belongs_to_the_unit_that_completes_it(decode, size: int) -> None:
@@ -159,14 +124,6 @@ def test_a_character_belongs_to_the_unit_that_completes_it(decode, size: int) ->
     shown = [bytes(part).decode(errors="ignore") for part in expected]
     texts = unit_texts(ids, lengths, decode)
     assert ["".join(texts[: n + 1]) for n in range(len(texts))] == shown
-
-
-def test_a_long_text_of_bytes_that_are_no_text_takes_no_time() -> None:
-    ids = [0xE3, 0x81, 0xFF, 0x80] * 5000
-    began = time.process_time()
-    for decode in (byte_level, byte_fallback):
-        assert "".join(unit_texts(ids, [1] * len(ids), decode)) == decode(ids)
-    assert time.process_time() - began < 3
 
 
 def test_merged_spans_stand_in_brackets_where_there_are_no_colours() -> None:

@@ -9,19 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.merged_models import fresh_model
-from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import CheckpointError, ConfigError, EvaluationError, UmimError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.merged_model import MergedModel
-from umim_core.model.generation_output import TextPieces
 from umim_core.text.token_ids import leading_ids
 
 WORDS = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"  # w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge
@@ -206,22 +203,6 @@ def test_streamed_pieces_are_the_generated_text(umim: UMIM, options: dict[str, o
     assert output == expected
     assert "".join(pieces) == expected.text[0]
     assert len(pieces) > 5
-
-
-def test_streamed_lines_keep_the_spaces_they_begin_with() -> None:
-    vocabulary = {token: i for i, token in enumerate(["<unk>", "</s>", "▁a", "b", "\n", "▁"])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    steps = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    core.decoder = decoders.Sequence(steps)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
-    backbone = random_backbone(tokenizer=tokenizer)
-    pieces, ids = TextPieces(backbone), [2, 3, 4, 2, 4, 4, 5, 2, 4, 1, 2, 3, 4]
-    for value in ([[2]], *([token] for token in ids)):
-        pieces.put(torch.tensor(value))
-    pieces.end()
-    found = pieces.drain()
-    assert "".join(found) == backbone.decode(ids) == "ab\n a\n\n  a\n ab\n"
-    assert found[0] == "ab\n"
 
 
 def test_a_stream_yields_before_the_text_is_complete(umim: UMIM) -> None:

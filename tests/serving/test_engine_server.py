@@ -12,9 +12,6 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
 
 from support.served_models import engine_server
 from support.servers import (
@@ -29,10 +26,9 @@ from support.servers import (
     wait_for,
 )
 from umim_core import UMIM
-from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.inference.outputs import Row
 from umim_core.serving.engine_server import EngineServer
-from umim_core.serving.engine_worker import BatchSizes, TextStream
+from umim_core.serving.local_engine import BatchSizes
 
 PROMPT: Final = "Return the sum of the array elements over a given"
 CLIENTS: Final = 32
@@ -75,8 +71,8 @@ class Gate:
 
     def __init__(self, held: EngineServer, free: int = 2) -> None:
         self._open, self._steps, self._free = threading.Event(), 0, free
-        self._step = held.engine.worker._batch.step
-        held.engine.worker._batch.step = self.step  # type: ignore[method-assign]
+        self._step = held.engine._batch.step
+        held.engine._batch.step = self.step  # type: ignore[method-assign]
 
     def step(self) -> list[Row]:
         self._steps += 1
@@ -184,7 +180,7 @@ def test_without_memory_only_the_requests_concerned_fail(umim: UMIM, kind: str) 
 
         hook = umim.backbone.model.model.layers[-1].register_forward_pre_hook(fail)
         try:
-            before, kept = post(url, COMPLETIONS, **body), full.engine.worker._batch._store
+            before, kept = post(url, COMPLETIONS, **body), full.engine._batch._store
             assert kept.bytes > 0
             answers.append(post(url, COMPLETIONS, **body))
             assert kept.bytes == metric(url, "umim_rows_running") == 0
@@ -249,83 +245,3 @@ def test_every_client_gets_its_own_answer(umim: UMIM) -> None:
         assert asyncio.run(ask_all()) == texts * (CLIENTS // 8)
         assert metric(url, "umim_generated_tokens_total") <= CLIENTS * 12
         assert metric(url, "umim_rows_running") == 0
-
-
-@pytest.fixture(scope="module")
-def core() -> Tokenizer:
-    return load_tokenizer("umim-docs-llama").backend_tokenizer
-
-
-def run(core: Tokenizer, ids: list[int], stops: tuple[str, ...] = ()) -> tuple[str, bool]:
-    stream = TextStream(core, stops)
-    text = ""
-    for token in ids:
-        text += stream.push(token)
-        if stream.stopped:
-            break
-    return text + stream.finish(), stream.stopped
-
-
-@given(ids=st.lists(st.integers(0, 8191), max_size=30))
-def test_any_ids_give_their_text(core: Tokenizer, ids: list[int]) -> None:
-    assert run(core, ids) == (core.decode(ids, skip_special_tokens=True), False)
-
-
-@pytest.mark.parametrize(
-    ("stop", "shown", "stopped"),
-    [
-        ("<|im_start|>", "the ", True),
-        ("<|im_start|>user", "the ", True),
-        ("<|im_start|>use", "the ", True),
-        ("e <|im_start|>u", "th", True),
-        ("r<own>", "the use", True),
-        ("<own>", "the user", True),
-        ("<|endoftext|>", "the user<own>", True),
-        ("<|im_start|>system", "the user<own>", False),
-        ("the <|endoftext|>", "the user<own>", False),
-    ],
-)
-def test_stops_may_hold_special_tokens(
-    core: Tokenizer, stop: str, shown: str, stopped: bool
-) -> None:
-    wide = Tokenizer.from_str(core.to_str())
-    wide.add_special_tokens(["<|im_start|>"])
-    wide.add_tokens(["<own>"])  # shown, as it is not special
-    ids = wide.encode("the <|im_start|>user<own><|endoftext|>", add_special_tokens=False).ids
-    assert run(wide, ids, (stop, "never")) == (shown, stopped)
-
-
-@pytest.fixture(scope="module")
-def bytes_core() -> Tokenizer:
-    """A token for each byte, as of byte fallback, and then 256: "x", 257: " y"."""
-    words = [*(f"<0x{n:02X}>" for n in range(256)), "x", "\u2581y"]
-    core = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
-    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    core.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
-    return core
-
-
-@pytest.mark.parametrize(
-    ("ids", "text"),
-    [
-        ([257, 256, 257], "yx y"),
-        ([*"é€🙂".encode(), 256], "é€🙂x"),
-        ([0xE2, 256], "\ufffdx"),
-        ([0x41, 0xFF, 0xFE, 256], "A\ufffd\ufffdx"),
-        ([*"é".encode(), 0xFF, 257, 0x42], "é\ufffd yB"),
-        ([256, 0xE2, 0x82], "x\ufffd\ufffd"),
-    ],
-)
-def test_bytes_that_are_no_text_end_nothing(
-    bytes_core: Tokenizer, ids: list[int], text: str
-) -> None:
-    assert run(bytes_core, ids) == (text, False)
-
-
-def test_what_might_begin_a_stop_is_held_back_and_then_shown(core: Tokenizer) -> None:
-    ids = core.encode("the array", add_special_tokens=False).ids
-    stream = TextStream(core, ("array of",))
-    pushed = [stream.push(token) for token in ids]
-    assert "".join(pushed) == "the "
-    assert stream.finish() == "array"
-    assert not stream.stopped

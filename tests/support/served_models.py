@@ -13,10 +13,10 @@ from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.merging.merged_model import MergedModel
-from umim_core.serving.engine_server import EngineServer, LocalEngine, Served
-from umim_core.serving.engine_worker import BatchSizes
+from umim_core.serving.engine_server import EngineServer
 from umim_core.serving.gateway import Gateway
 from umim_core.serving.guard import Limits
+from umim_core.serving.local_engine import BatchSizes, LocalEngine, Served
 from umim_core.serving.prompt_merger import PromptMerger
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -118,8 +119,7 @@ def forked_generators(device: torch.device) -> AbstractContextManager[None]:
 
 def release_memory() -> None:
     """Give back the GPU memory that nothing uses any more; other processes may need it."""
-    import torch
-
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # theirs
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
         gc.collect()  # models refer to themselves
         torch.cuda.empty_cache()

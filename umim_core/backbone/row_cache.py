@@ -205,7 +205,7 @@ class RowCache(Cache):
                 source = torch.tensor(kept, dtype=torch.int64, device=self.device)
                 for layer in self._rows:
                     layer.close_gap(row, gone[0], source)
-        self.restore([length - len(gone) for length, gone in zip(lengths, columns, strict=True)])
+        self._keep([length - len(gone) for length, gone in zip(lengths, columns, strict=True)])
 
     def allow(self, max_length: int) -> None:
         """Let the rows grow to at least so many columns; nothing is allocated yet."""
@@ -214,16 +214,21 @@ class RowCache(Cache):
             layer.max_length = self.max_length
 
     @classmethod
-    def of_rows(cls, rows: Sequence[tuple[RowCache, int]]) -> RowCache:
-        """Return a cache with copies of rows of other caches of the same model, side by side."""
+    def of_rows(
+        cls, rows: Sequence[tuple[RowCache, int]], lengths: Sequence[int] | None = None
+    ) -> RowCache:
+        """Return a cache with copies of rows of other caches of the same model, side by side.
+
+        ``lengths`` are the first columns that are copied of each; None for all.
+        """
         first = rows[0][0]
-        lengths = [int(cache.lengths[row]) for cache, row in rows]
+        lengths = lengths or [int(cache.lengths[row]) for cache, row in rows]
         most = max(cache.max_length for cache, _ in rows)
         copy = cls(len(first._rows), len(rows), most, first.device)
         for number, layer in enumerate(copy._rows):
             sources = [(cache._rows[number], row) for cache, row in rows]
             layer.copy_rows([(*pair, n) for pair, n in zip(sources, lengths, strict=True)])
-        copy.restore(lengths)
+        copy._keep(lengths)
         return copy
 
     @property
@@ -231,8 +236,7 @@ class RowCache(Cache):
         buffers = [buffer for layer in self._rows for buffer in (layer.keys, layer.values)]
         return sum(buffer.nbytes for buffer in buffers if buffer is not None)
 
-    def restore(self, lengths: Sequence[int]) -> None:
-        """Go back to earlier lengths [B]; what was written behind them is forgotten."""
+    def _keep(self, lengths: Sequence[int]) -> None:
         self.lengths = torch.tensor(lengths, dtype=torch.int64)
         self._finish()
 

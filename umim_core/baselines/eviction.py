@@ -40,7 +40,6 @@ from umim_core.inference.batch import Batch, exhaust
 from umim_core.inference.choice import fresh_seed
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import GenerationState, Row
-from umim_core.inference.prefix_store import SharedPrefix
 from umim_core.inference.prompts import Prompts, check_room, positions_taken
 from umim_core.merging.likelihood import TokenScores, target_scores
 from umim_core.merging.merged_model import MergedModel
@@ -211,7 +210,6 @@ class PolicyReader:
         options: GenerateOptions,
         new: int,
         past: GenerationState | None,
-        shared: SharedPrefix | None,
         several: bool,
     ) -> tuple[PolicyCache, Tensor]:
         [self._prompt] = prompts.ids

@@ -179,7 +179,7 @@ def _read(
     seconds = [(base[0], ours[0]) for base, ours in rounds]
     ratios = [base / ours for base, ours in seconds]
     first, second = (side[1] for side in rounds[-1])
-    tokens, units = len(first.raw_ids), second.cache_length
+    tokens, units = len(first.raw_ids[0]), second.cache_length
     cost = ForwardCost.of(umim.merged_model)
     figures = {
         "tokens": tokens,
@@ -200,12 +200,10 @@ def _show_start(umim: UMIM, prefix: Prefix) -> None:
     """Print the beginning with merged spans in colour."""
     from umim_core.model.showing import View, merged_pieces
 
-    spans = [span for span in prefix.spans if span[0] < _SHOWN]
-    at = min(max([_SHOWN, *map(sum, spans)]), len(prefix.raw_ids))  # a span is (start, length)
-    pieces = merged_pieces(prefix.raw_ids[:at], spans, umim.backbone.decode)
-    summary = (
-        f"... the first {at} of {len(prefix.raw_ids):,} tokens; marked spans are one unit each"
-    )
+    ids, spans = prefix.raw_ids[0], [span for span in prefix.spans if span[0] < _SHOWN]
+    at = min(max([_SHOWN, *map(sum, spans)]), len(ids))  # a span is (start, length)
+    pieces = merged_pieces(ids[:at], spans, umim.backbone.decode)
+    summary = f"... the first {at} of {len(ids):,} tokens; marked spans are one unit each"
     View(pieces, summary, "umim-demo").show()
 
 

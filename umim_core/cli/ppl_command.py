@@ -95,7 +95,7 @@ def ppl(
         windows = second_halves(windows)
         base, ours = (
             second_half_perplexity(
-                [window.ids for window in windows], Scorer(model, merge, segment_length), batch_size
+                [window.ids for window in windows], Scorer(model, segment_length), batch_size
             )
             for model in (umim.merged_model.base(), umim.merged_model.reading(merge, raw_tail))
         )

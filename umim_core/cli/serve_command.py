@@ -118,8 +118,8 @@ def serve(
     template = None if chat_template is None else shared.text_of(chat_template, "--chat-template")
     limits = limits_of(max_new_tokens, max_request_bytes, answer_seconds, report_cached_tokens)
     if upstream is None:
-        from umim_core.serving.engine_server import EngineServer, LocalEngine, Served
-        from umim_core.serving.engine_worker import BatchSizes
+        from umim_core.serving.engine_server import EngineServer
+        from umim_core.serving.local_engine import BatchSizes, LocalEngine, Served
 
         served = Served.load(
             checkpoint, base=base, name=model_name, merge=merge, dtype=dtype, device=device

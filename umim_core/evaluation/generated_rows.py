@@ -10,23 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Final, Self
 
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from transformers import GenerationConfig
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.eviction import generate_evicted
-from umim_core.config.form import Merge
 from umim_core.errors import GenerationError, require
-from umim_core.evaluation.scoring import AnyScorer, EvictedScorer, Query, Scorer
+from umim_core.evaluation.scoring import EvictedScorer, Query, RequestScorer
 from umim_core.evaluation.sizes import REDUCTIONS, Sizes
 from umim_core.inference.choice import eos_ids
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import HONOURED, IGNORED, GenerateOptions
 from umim_core.inference.outputs import Row
-from umim_core.inference.prompts import PromptIds
-from umim_core.rules.matcher import Parts
+from umim_core.rules.matcher import Parts, PromptIds
 from umim_core.text.token_ids import Ints
 
 # Of ``GenerateOptions``, by the same names.
@@ -62,17 +60,23 @@ class GenKwargs:
 
 
 def read_gen_kwargs(
-    settings: dict[str, Any],
-    until: list[str],
+    given: Mapping[str, Any],
+    most: int,
     backbone: Backbone,
     end: tuple[int, str],
     warn: Callable[[str], object],
 ) -> GenKwargs:
-    """Read the generation kwargs of a task.
+    """Read the generation kwargs of a task, by default of so many tokens at most.
 
     Kwargs that change no token are left out with a warning. Where the task says nothing the model's
     own generation_config counts, then transformers' defaults.
     """
+    try:
+        settings = dict(normalize_gen_kwargs({**given, "until": given.get("until") or []}, most))
+    except (TypeError, ValueError) as error:
+        rule = "max_gen_toks and temperature must be numbers"
+        raise GenerationError(rule, str(error), "Correct the task's kwargs.") from error
+    until = handle_stop_sequences(settings.pop("until"), end[1])
     new_tokens = settings.pop("max_gen_toks")
     max_length = settings.pop("max_length", None)
     if max_length is not None:
@@ -122,72 +126,53 @@ class GeneratedText(str):
         return cls(text, dict(zip(REDUCTIONS, values, strict=True)))
 
 
-@dataclass(frozen=True)
-class RowWriter:
-    """Generates texts after prompts that a scorer shortens and counts.
+def write_rows(
+    engine: Engine,
+    scorer: RequestScorer,
+    prompts: Sequence[tuple[Ints, Query, Parts | None]],
+    kwargs: GenKwargs,
+) -> list[tuple[Row, tuple[int, ...], Sizes]]:
+    """Generate a text after each prompt, in one batch, as the scorer shortens and counts prompts.
 
-    The engine merges nothing where a baseline deletes tokens or columns.
+    Prompts are raw ids [T_b], what they ask, for token reducers, and their tokens that may merge,
+    None for all. With each row come the ids that count, and its sizes.
     """
-
-    scorer: AnyScorer
-    merge: Merge
-
-    @cached_property
-    def engine(self) -> Engine:
-        return Engine(self.scorer.merged_model)
-
-    def write(
-        self,
-        prompts: Sequence[tuple[Ints, Query, Parts | None]],
-        kwargs: GenKwargs,
-        options: GenerateOptions,
-    ) -> list[tuple[Row, tuple[int, ...], Sizes]]:
-        """Generate a text after each prompt, in one batch.
-
-        Prompts are raw ids [T_b], what they ask, for token reducers, and their tokens that may
-        merge, None for all. The ``merge`` of the options is replaced. With each row come the ids
-        that count, and its sizes.
-        """
-        scorer = self.scorer
-        room = scorer.max_units - kwargs.new_tokens  # as many units as hf leaves a prompt tokens
-        rule = f"max_gen_toks must be less than the model's maximum length ({scorer.max_units})"
-        remedy = "Lower it, or use a backbone with more positions."
-        require(room > 0, GenerationError, rule, kwargs.new_tokens, remedy)
-        shortened = [scorer.prompt(ids, room, query, part) for ids, query, part in prompts]
-        fitting, parts, sizes = zip(*shortened, strict=True)
-        limits = kwargs.limits([size.context_tokens for size in sizes])
-        merge = self.merge if isinstance(scorer, Scorer) else "none"
-        options = replace(
+    room = scorer.max_units - kwargs.new_tokens  # as many units as hf leaves a prompt tokens
+    rule = f"max_gen_toks must be less than the model's maximum length ({scorer.max_units})"
+    remedy = "Lower it, or use a backbone with more positions."
+    require(room > 0, GenerationError, rule, kwargs.new_tokens, remedy)
+    shortened = [scorer.prompt(ids, room, query, part) for ids, query, part in prompts]
+    fitting, parts, sizes = zip(*shortened, strict=True)
+    limits = kwargs.limits([size.context_tokens for size in sizes])
+    method = scorer.method if isinstance(scorer, EvictedScorer) else None
+    options = replace(
+        kwargs.options,
+        max_new_tokens=max(limits),
+        raw_tail=0 if kwargs.options.merge == "none" else scorer.merged_model.raw_tail,
+        span_eviction=None if method is None else method.age,
+    )
+    rows: Sequence[Row]
+    if isinstance(scorer, EvictedScorer) and scorer.method.age is None:
+        mergeable = {ids.tobytes(): part for ids, part in zip(fitting, parts, strict=True)}
+        rows = generate_evicted(
+            fitting,
             options,
-            max_new_tokens=max(limits),
-            merge=merge,
-            raw_tail=0 if merge == "none" else scorer.merged_model.raw_tail,
-            span_eviction=scorer.age if isinstance(scorer, EvictedScorer) else None,
+            scorer.merged_model.backbone,
+            scorer.method.new_policy,
+            lambda ids, generated: scorer.budget(ids, generated, mergeable[ids.tobytes()]),
         )
-        rows: Sequence[Row]
-        if isinstance(scorer, EvictedScorer) and scorer.age is None:
-            mergeable = {ids.tobytes(): part for ids, part in zip(fitting, parts, strict=True)}
-            rows = generate_evicted(
-                fitting,
-                options,
-                scorer.merged_model.backbone,
-                scorer.new_policy,
-                lambda ids, generated: scorer.budget(ids, generated, mergeable[ids.tobytes()]),
-            )
+    else:
+        pairs = zip(fitting, parts, strict=True)
+        inputs = [ids if part is None else PromptIds(ids, part) for ids, part in pairs]
+        rows = engine.generate(inputs, options).rows
+    counted = []
+    for row, (ids, part, before) in zip(rows, shortened, strict=True):
+        new, tokens, columns = len(row.ids), before.context_tokens, row.cache_lengths[0]
+        if isinstance(scorer, EvictedScorer):
+            counted.append(scorer.sizes(tokens, new, columns, scorer.budget(ids, 0, part)))
         else:
-            pairs = zip(fitting, parts, strict=True)
-            inputs = [ids if part is None else PromptIds(ids, part) for ids, part in pairs]
-            rows = self.engine.generate(inputs, options).rows
-        counted = []
-        for row, (ids, part, before) in zip(rows, shortened, strict=True):
-            new, tokens, columns = len(row.ids), before.context_tokens, row.cache_lengths[0]
-            if isinstance(scorer, EvictedScorer):
-                counted.append(scorer.sizes(tokens, new, columns, scorer.budget(ids, 0, part)))
-            else:
-                units = columns + new - sum(length - 1 for _, length in row.generated_spans)
-                counted.append(
-                    Sizes(tokens + new, units, tokens, columns, shortfall=before.shortfall)
-                )
-        scorer.total = sum(counted, scorer.total)
-        cut = [row.ids[:limit] for row, limit in zip(rows, limits, strict=True)]
-        return list(zip(rows, cut, counted, strict=True))
+            units = columns + new - sum(length - 1 for _, length in row.generated_spans)
+            counted.append(Sizes(tokens + new, units, tokens, columns, shortfall=before.shortfall))
+    scorer.total = sum(counted, scorer.total)
+    cut = [row.ids[:limit] for row, limit in zip(rows, limits, strict=True)]
+    return list(zip(rows, cut, counted, strict=True))

@@ -11,7 +11,7 @@ lm-eval's own ``hf`` model, number for number. lm-eval sees raw ids in every mod
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,6 @@ from lm_eval.api.model import CacheHook
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import (
     Collator,
-    handle_stop_sequences,
-    normalize_gen_kwargs,
     postprocess_generated_text,
 )
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, warning_once
@@ -36,41 +34,44 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import PUBLISHED
 from umim_core.baselines.registry import find_baseline, own_model
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import Merge
 from umim_core.encodable import encoding_error
 from umim_core.errors import (
     BackboneError,
     ConfigError,
     CorpusError,
     EvaluationError,
-    GenerationError,
     require,
 )
 from umim_core.evaluation.comparison import compare_in_evaluate
-from umim_core.evaluation.generated_rows import GeneratedText, GenKwargs, RowWriter, read_gen_kwargs
+from umim_core.evaluation.generated_rows import GeneratedText, read_gen_kwargs, write_rows
 from umim_core.evaluation.model_args import (
     AUTO,
     AskedMerge,
     bars_are_hidden,
     check_modes,
     check_sizes,
+    checkpoint_config,
     known_arguments,
+    named_checkpoint,
     one_line_errors,
-    open_model_args,
+    open_model,
     recommended,
 )
 from umim_core.evaluation.scoring import (
     UNKNOWN,
-    AnyScorer,
     Likelihood,
     Query,
     ReducedScorer,
     Request,
+    RequestScorer,
     Scorer,
     method_scorer,
     named_method,
 )
 from umim_core.evaluation.sizes import Sizes
 from umim_core.inference.choice import fresh_seed
+from umim_core.inference.engine import Engine
 from umim_core.model.loading import LoadOptions
 from umim_core.rules.matcher import Parts
 from umim_core.rules.pruning import check_rule_choice
@@ -149,40 +150,11 @@ def query_of(request: Instance) -> Query:
     return Query(question, context.rpartition(question)[2])
 
 
-RequestKey = tuple[str | None, int | None, int]  # task, question, place in the question
-
-
 class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     """An lm-eval model that reads compressed inputs.
 
-    Args:
-        checkpoint: Embedded name, directory, hub repository, or a loaded checkpoint; by default
-            what ``UMIM_CHECKPOINT`` names, else ``default_checkpoint``.
-        merge: ``auto`` for what the checkpoint recommends, ``prompt``, ``all``, or ``none`` (None,
-            as lm-eval reads it). A baseline takes ``prompt``.
-        backbone: Name or directory, if not the one that the checkpoint names; or a loaded one.
-        revision: Hub revision of ``backbone``.
-        dtype: ``published``, the default, as of ``--model hf``; ``auto`` for the fastest of the
-            device, ``float32``, ``bfloat16``, ``float16`` or ``float64``.
-        device: A torch device; by default ``cuda`` where there is one, else ``cpu``.
-        batch_size: Requests per forward, or ``auto``.
-        max_batch_size: Most requests per forward for ``auto``.
-        max_length: Longest input in units (raw tokens if it keeps positions); the backbone's limit.
-        add_bos_token: As in ``hf``.
-        prefix_token_id: As in ``hf``: stands in for an empty context.
-        method: A baseline of ``umim_core.baselines`` that takes the merge module's place.
-        match: ``umim``, the default: a baseline has the token reduction of the checkpoint's rules.
-        target_tr: Share of each context's tokens that a baseline drops instead; without a baseline
-            as in ``UMIM.from_pretrained``: the cheapest rules that save this share.
-        allow_backbone_mismatch: Why another backbone than the checkpoint's own is good enough.
-        raw_tail: Last tokens of contexts and generation prompts that stay raw; None for what the
-            checkpoint recommends together with this ``merge``, else 0.
-        protect: Tokens that are never merged, as in ``UMIM.from_pretrained``: ``protect=digits``.
-        budget: Largest measured loss of a rule in nats per saved token, as in
-            ``UMIM.from_pretrained``.
-        roles: Whose contents of a chat merge, as in ``UMIM.generate``: ``roles=user+system``.
-        compare: ``base`` to run the base model, too; results then have ``NAME_base`` and
-            ``NAME_difference`` of every metric, paired by question, with standard errors.
+    Its arguments are those of ``docs/reference.md``; others mean what they mean to ``hf``. From
+    Python a checkpoint and a backbone may be loaded ones, and ``protect`` and ``roles`` lists.
 
     Raises:
         ConfigError: If ``merge`` or ``method`` is unknown, a method comes with another ``merge``
@@ -225,8 +197,11 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         check_sizes(batch_size, max_batch_size, max_length)
         rule, remedy = "revision is that of a backbone on the hub", "Name the backbone, too."
         require(not revision or isinstance(backbone, str), ConfigError, rule, revision, remedy)
-        check = partial(
-            check_modes,
+        reads = given != "none" or backbone is None
+        source = named_checkpoint(checkpoint) if reads else None
+        config = None if source is None else checkpoint_config(source)
+        self.merge, raw_tail = recommended(config, given, raw_tail, method, target_tr)
+        self.target = check_modes(
             compare=compare,
             match=match,
             method=method,
@@ -235,14 +210,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             budget=budget,
             roles=named_roles,
             allow_backbone_mismatch=allow_backbone_mismatch,
+            merge=self.merge,
+            raw_tail=raw_tail,
         )
-        # before anything is read
-        self.target = check(merge="prompt" if given == AUTO else given, raw_tail=raw_tail or 0)
-        baseline = None if method is None else find_baseline(method)
-        checkpoint, self.merge, raw_tail = recommended(
-            checkpoint, given, raw_tail, method, self.target
-        )
-        check(merge=self.merge, raw_tail=raw_tail)  # what the checkpoint recommends, too
         named = LoadOptions(
             backbone=backbone,
             backbone_revision=revision,
@@ -253,7 +223,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             budget=budget,
             target_tr=rules_tr,
         )
-        opened = open_model_args(checkpoint, self.merge, named)
+        opened = open_model(source, config, self.merge, named)
         merged_model = opened.reading(self.merge, raw_tail)
         self.backbone = merged_model.backbone
         if self.backbone.tokenizer is None:
@@ -273,21 +243,20 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             prefix_token_id=prefix_token_id,
         )
         self.merged_model, self.method, self.compare = merged_model, method, compare
-        recommended_roles = checkpoint.config.roles if isinstance(checkpoint, Checkpoint) else USER
-        self.chats = ChatContexts(self.backbone.tokenizer, named_roles or recommended_roles)
+        roles_of_config = USER if config is None else config.roles
+        self.chats = ChatContexts(self.backbone.tokenizer, named_roles or roles_of_config)
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
-        self.scorer: AnyScorer | None = None  # for lm-eval's own ``hf`` scores
+        self.scorer: RequestScorer | None = None  # for lm-eval's own ``hf`` scores
         self.comparing = False  # within an evaluation that runs the base model, too
-        self._queries: Mapping[str, Query] = {}  # by context, of the latest requests
-        self._sizes: dict[RequestKey, tuple[bool, Sizes]] = {}
-        self._scored: list[Likelihood] = []  # the latest
+        # By task, question, and whether a context stands before what is scored.
+        self._sizes: dict[tuple[str | None, int | None, bool], Sizes] = {}
         compare_in_evaluate(UmimLM)
-        if baseline is not None:
-            made = baseline.make(self.backbone, merged_model.require_matcher())
-            self.method = named_method(method, own_model(str(method)))
+        if method is not None:
+            made = find_baseline(method).make(self.backbone, merged_model.require_matcher())
+            self.method = named_method(method, own_model(method))
             self.scorer = method_scorer(made, merged_model, self.max_length, self.target)
         elif self.merge != "none":
-            self.scorer = Scorer(merged_model, self.merge, self.max_length)
+            self.scorer = Scorer(merged_model, self.max_length, self.merge)
         read = self.backbone.name, self.backbone.dtype, self.merge, raw_tail
         _log.info("umim: backbone %s, %s, merge=%s, raw_tail=%d", *read)
 
@@ -361,20 +330,16 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def question_sizes(self, task: str | None) -> dict[int | None, Sizes]:
         """Return the sizes of a task's questions since ``forget_sizes``, those that count."""
         # A text without context, which ``acc_seq`` asks for, has nothing to merge.
-        counted: dict[bool, dict[int | None, Sizes]] = {False: {}, True: {}}
-        for (name, question, _), (has_context, size) in self._sizes.items():
-            if name == task:
-                by_question = counted[has_context]
-                by_question[question] = by_question.get(question, Sizes()) + size
-        return counted[False] | counted[True]
+        sizes = sorted(self._sizes.items(), key=lambda item: item[0][2])
+        return {question: size for (name, question, _), size in sizes if name == task}
 
     def forget_sizes(self) -> None:
         self._sizes = {}
 
     def _count(self, request: Instance, size: Sizes) -> None:
-        key = request.task_name, request.doc_id, request.idx
-        before = self._sizes[key][1] if key in self._sizes else Sizes()
-        self._sizes[key] = bool(request.args[0]), before + size
+        key = request.task_name, request.doc_id, bool(request.args[0])
+        if self.merge != "none":
+            self._sizes[key] = self._sizes.get(key, Sizes()) + size
 
     def base_model(self) -> UmimLM:
         return UmimLM(
@@ -394,7 +359,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         for rounding.
         """
         if self.scorer is None:
-            self.scorer = Scorer(self.merged_model, "prompt", self.max_length)
+            self.scorer = Scorer(self.merged_model, self.max_length)
         return self
 
     def check_requests(self, requests: Sequence[Instance]) -> None:
@@ -421,7 +386,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     @one_line_errors()
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         self.check_requests(requests)
-        self.note_questions(requests)
         pairs = [(request.args, *self._encode_pair(*request.args)) for request in requests]
         for number, (texts, _, answer) in enumerate(pairs):
             require(
@@ -431,10 +395,30 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 f"{len(answer)} tokens of request {number}: {texts[1]!r}",
                 "Correct the task's data, or use a backbone with more positions.",
             )
-        scores = self._loglikelihood_tokens(pairs, disable_tqdm)
-        if self.merge != "none":
-            for request, score in zip(requests, self._scored, strict=True):
-                self._count(request, score.sizes)
+        hidden = disable_tqdm or bars_are_hidden()
+        if self.scorer is None:
+            return cast("list[Any]", self._loglikelihood_tokens(pairs, hidden))
+        asked = [
+            Request(np.array(context), np.array(answer), query, self.chats.parts(texts[0], context))
+            for (texts, context, answer), query in zip(pairs, self._queries(requests), strict=True)
+        ]
+        scores = self._score(self.scorer, asked, requests, hidden)
+        return [(score.log_prob, score.greedy) for score in scores]
+
+    def _score(
+        self,
+        scorer: RequestScorer,
+        asked: Sequence[Request],
+        owners: Sequence[Instance],
+        disable_tqdm: bool,
+    ) -> list[Likelihood]:
+        """Score what was asked, each for one of lm-eval's requests, and count its size."""
+        longest = max((len(each.context) + len(each.continuation) for each in asked), default=1)
+        with tqdm(total=len(asked), disable=disable_tqdm, desc="Scoring") as bar:
+            scores = scorer.score(asked, self.rows_per_forward(longest), bar.update)
+        for owner, score in zip(owners, scores, strict=True):
+            self._count(owner, score.sizes)
+        self.report()
         return scores
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -447,39 +431,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         cut = int(ids[:1] == [self.prefix_token_id])
         return [self.prefix_token_id], ids[cut:]
 
-    def _loglikelihood_tokens(
-        self,
-        requests: Sequence[TokenRequest],
-        disable_tqdm: bool = False,
-        override_bs: int | None = None,
-    ) -> list[tuple[float, bool]]:
-        """Score (texts, context ids, continuation ids); see ``scoring`` for the modes.
-
-        The context among the texts tells what a request asks.
-        """
-        disable_tqdm = disable_tqdm or bars_are_hidden()  # lm-eval's rolling loop passes False
-        if self.scorer is None:
-            return cast(
-                "list[tuple[float, bool]]",
-                super()._loglikelihood_tokens(requests, disable_tqdm, override_bs),
-            )
-        scored = [
-            Request(
-                np.asarray(context, np.int64),
-                np.asarray(continuation, np.int64),
-                UNKNOWN if texts is None else self.query(texts[0]),
-                None if texts is None else self.chats.parts(texts[0], context),
-            )
-            for texts, context, continuation in requests
-        ]
-        rows = override_bs or self.rows_per_forward(
-            max((len(context) + len(ending) for _, context, ending in requests), default=1)
-        )
-        with tqdm(total=len(scored), disable=disable_tqdm, desc="Scoring") as bar:
-            self._scored = self.scorer.score(scored, rows, bar.update)
-        self.report()
-        return [(score.log_prob, score.greedy) for score in self._scored]
-
     @one_line_errors()
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -491,73 +442,64 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         hidden = disable_tqdm or bars_are_hidden()
         if self.scorer is None:
             return cast("list[float]", super().loglikelihood_rolling(requests, hidden))
-        windows: list[TokenRequest] = []  # as ``hf`` cuts them
+        windows: list[Request] = []  # as ``hf`` cuts them
         owners: list[int] = []  # text of each window
         for number, request in enumerate(requests):
             ids = self.tok_encode(request.args[0])
             cut = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
-            windows += [(None, *make_disjoint_window(pair)) for pair in cut]
+            windows += [
+                Request(np.array(a), np.array(b)) for a, b in map(make_disjoint_window, cut)
+            ]
             owners += [number] * (len(windows) - len(owners))
-        self._loglikelihood_tokens(windows, hidden)
         totals = [0.0] * len(requests)
-        for owner, score in zip(owners, self._scored, strict=True):
+        scores = self._score(self.scorer, windows, [requests[k] for k in owners], hidden)
+        for owner, score in zip(owners, scores, strict=True):
             totals[owner] += score.log_prob
-            if self.merge != "none":
-                self._count(requests[owner], score.sizes)
         return totals
 
     @one_line_errors()
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generate until a stop string: prompts compressed; generated tokens with ``merge=all``."""
         self.check_requests(requests)
-        disable_tqdm = disable_tqdm or bars_are_hidden()
-        self.note_questions(requests)
-        scorer = self.scorer or Scorer(self.merged_model, "prompt", self.max_length)
-        writer = RowWriter(scorer, self.merge)
+        scorer = self.scorer or Scorer(self.merged_model, self.max_length)
+        merge: Merge = self.merge if isinstance(scorer, Scorer) else "none"
+        engine, queries = Engine(scorer.merged_model), self._queries(requests)
+        prompts = [self._prompt(request.args[0]) for request in requests]
         seed = None  # drawn when a text is sampled, once for all, so that batches do not matter
         ordered = Collator(
-            [(*request.args, number) for number, request in enumerate(requests)],
-            sort_fn=lambda args: (-len(self._prompt(args[0])), args[0]),
+            [(number, request.args[1]) for number, request in enumerate(requests)],
+            sort_fn=lambda pair: (-len(prompts[pair[0]]), requests[pair[0]].args[0]),
             group_by="gen_kwargs",
-            group_fn=lambda args: args[1],
+            group_fn=lambda pair: pair[1],
         )
-        longest = max((len(self._prompt(request.args[0])) for request in requests), default=1)
+        longest = max(map(len, prompts), default=1)
+        end = self.eot_token_id, self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        warn, hidden = partial(warning_once, _log), disable_tqdm or bars_are_hidden()
         texts: list[str] = []
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="Generating") as bar:
+        with tqdm(total=len(requests), disable=hidden, desc="Generating") as bar:
             for chunk in ordered.get_batched(n=self.rows_per_forward(longest)):
-                prompts, (options, *_), numbers = zip(*chunk, strict=True)
-                kwargs = self._gen_kwargs(options)
+                numbers, (given, *_) = zip(*chunk, strict=True)
+                kwargs = read_gen_kwargs(given, self.max_gen_toks, self.backbone, end, warn)
                 seed = fresh_seed() if kwargs.options.settings.do_sample and seed is None else seed
-                chosen = replace(kwargs.options, merge=self.merge, seed=seed, streams=numbers)
-                if isinstance(self.scorer, Scorer):
-                    self._decode_bounds[chosen.decode_bound(self.scorer.merged_model)] = None
+                options = replace(kwargs.options, merge=merge, seed=seed, streams=numbers)
+                self._decode_bounds[options.decode_bound(scorer.merged_model)] = None
+                of_chunk = [requests[number].args[0] for number in numbers]
                 read = [
-                    (ids, self.query(text), self.chats.parts(text, ids))
-                    for text, ids in zip(prompts, map(self._prompt, prompts), strict=True)
+                    (prompts[number], queries[number], self.chats.parts(text, prompts[number]))
+                    for number, text in zip(numbers, of_chunk, strict=True)
                 ]
-                rows = writer.write(read, kwargs, chosen)
-                for prompt, number, (row, cut, size) in zip(prompts, numbers, rows, strict=True):
+                rows = write_rows(engine, scorer, read, replace(kwargs, options=options))
+                for number, prompt, (row, cut, size) in zip(numbers, of_chunk, rows, strict=True):
                     text = postprocess_generated_text(self.tok_decode(cut), kwargs.until, None)
+                    self._count(requests[number], size)
                     if self.merge != "none":
-                        self._count(requests[number], size)
                         text = GeneratedText.of_row(text, row, size.context_tokens)
-                    self.cache_hook.add_partial("generate_until", (prompt, options), text)
+                    self.cache_hook.add_partial("generate_until", (prompt, given), text)
                     texts.append(text)
-                bar.update(len(prompts))
+                bar.update(len(numbers))
         if self.merge != "none":
             self.report()
         return cast("list[str]", ordered.get_original(texts))
-
-    def _gen_kwargs(self, options: dict[str, Any]) -> GenKwargs:
-        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        options = {**options, "until": options.get("until") or []}
-        try:
-            settings = dict(normalize_gen_kwargs(options, self.max_gen_toks))
-        except (TypeError, ValueError) as error:
-            rule = "max_gen_toks and temperature must be numbers"
-            raise GenerationError(rule, str(error), "Correct the task's kwargs.") from error
-        until, warn = handle_stop_sequences(settings.pop("until"), eos), partial(warning_once, _log)
-        return read_gen_kwargs(settings, until, self.backbone, (self.eot_token_id, eos), warn)
 
     def _prompt(self, text: str) -> np.ndarray:
         ids = self.tok_batch_encode([text])[0][0].tolist() if text else []
@@ -575,16 +517,16 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             self.chats.note(chat_history, text, render)
         return text
 
-    def note_questions(self, requests: Sequence[Instance]) -> None:
+    def _queries(self, requests: Sequence[Instance]) -> list[Query]:
+        """Return what token reducers must know of each request."""
         if not isinstance(self.scorer, ReducedScorer):
-            return
-        self._queries = {str(request.args[0]): query_of(request) for request in requests}
-        if unknown := {str(r.task_name) for r in requests if self.query(r.args[0]) == UNKNOWN}:
+            return [UNKNOWN] * len(requests)
+        queries = [query_of(request) for request in requests]
+        asked = zip(requests, queries, strict=True)
+        if unknown := {str(request.task_name) for request, query in asked if query == UNKNOWN}:
             names = ", ".join(sorted(unknown))
             _log.warning("umim: no question or cue of %s is known: none is protected", names)
-
-    def query(self, context: str) -> Query:
-        return self._queries.get(context, UNKNOWN)
+        return queries
 
     def rows_per_forward(self, longest: int) -> int:
         """Return the batch size; ``auto`` is what fits for inputs of ``longest`` raw tokens."""

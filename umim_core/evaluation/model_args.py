@@ -29,7 +29,7 @@ from umim_core.config.form import Merge, check_merge, check_raw_tail
 from umim_core.errors import ConfigError, UmimError, did_you_mean, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.hub import fetch_checkpoint
-from umim_core.model.loading import LoadOptions, find_backbone, find_checkpoint
+from umim_core.model.loading import LoadOptions, find_backbone
 from umim_core.model.umim import UMIM
 from umim_core.text.roles import check_roles
 
@@ -103,28 +103,31 @@ def check_sizes(batch_size: int | str, max_batch_size: int, max_length: int | No
 
 
 def recommended(
-    checkpoint: str | Path | Checkpoint | None,
+    config: CheckpointConfig | None,
     merge: AskedMerge,
     raw_tail: int | None,
     method: str | None,
-    target: TargetReduction | None,
-) -> tuple[str | Path | Checkpoint | None, Merge, int]:
-    """Return the checkpoint, what is merged and the raw tail, as ``UMIM.generate`` chooses them.
+    target_tr: float | None,
+) -> tuple[Merge, int]:
+    """Return what is merged and the raw tail, as ``UMIM.generate`` chooses them.
 
-    The checkpoint is loaded where anything merges. A baseline ``method`` reads prompts merged, or
-    shortened, alone; with a ``target`` of its own, policies of the cache take no raw tail.
+    A baseline ``method`` reads prompts merged, or shortened, alone; with a target of its own,
+    policies of the cache take no raw tail.
     """
-    if merge == "none":
-        return checkpoint, merge, raw_tail or 0
-    if raw_tail is None and target and method and find_baseline(method).side == "cache":
-        raw_tail = 0
-    chosen = "prompt" if method is not None else None if merge == AUTO else merge
-    loaded = find_checkpoint(_checkpoint(checkpoint), {})
-    return loaded, *loaded.config.recommended(chosen, raw_tail)
+    if merge == "none" or config is None:
+        return "none", raw_tail or 0
+    if method is not None:
+        merge = "prompt" if merge == AUTO else merge
+        if raw_tail is None and target_tr and find_baseline(method).side == "cache":
+            raw_tail = 0
+    return config.recommended(None if merge == AUTO else merge, raw_tail)
 
 
-def open_model_args(
-    checkpoint: str | Path | Checkpoint | None, merge: Merge, named: LoadOptions
+def open_model(
+    source: str | Path | Checkpoint | None,
+    config: CheckpointConfig | None,
+    merge: Merge,
+    named: LoadOptions,
 ) -> MergedModel:
     """Open what was named; see ``UmimLM``.
 
@@ -141,10 +144,9 @@ def open_model_args(
             device = "cpu"
         options["device"] = device or default_device()
     if merge != "none":
-        merged_model = UMIM.from_pretrained(_checkpoint(checkpoint), **options).merged_model
+        merged_model = UMIM.from_pretrained(source, **options).merged_model
     else:
-        if options.get("backbone") is None:
-            config = checkpoint_config(checkpoint)
+        if config is not None and options.get("backbone") is None:
             options["backbone"] = config.backbone
             options["backbone_revision"] = config.backbone_revision
         merged_model = MergedModel.without_merging(find_backbone(None, options))
@@ -153,15 +155,14 @@ def open_model_args(
     return merged_model
 
 
-def checkpoint_config(given: str | Path | Checkpoint | None) -> CheckpointConfig:
-    """Read the configuration of a checkpoint; None is the one that is taken where none is named."""
-    checkpoint = _checkpoint(given)
-    if isinstance(checkpoint, Checkpoint):
-        return checkpoint.config
-    return read_config(resolve_checkpoint(fetch_checkpoint(checkpoint)))
+def checkpoint_config(source: str | Path | Checkpoint) -> CheckpointConfig:
+    if isinstance(source, Checkpoint):
+        return source.config
+    return read_config(resolve_checkpoint(fetch_checkpoint(source)))
 
 
-def _checkpoint(checkpoint: str | Path | Checkpoint | None) -> str | Path | Checkpoint:
+def named_checkpoint(checkpoint: str | Path | Checkpoint | None) -> str | Path | Checkpoint:
+    """Return a checkpoint, or the one that is taken where none is named."""
     if isinstance(checkpoint, Checkpoint):
         return checkpoint
     name, origin = checkpoint, "checkpoint="

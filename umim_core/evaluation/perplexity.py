@@ -15,7 +15,7 @@ import numpy as np
 
 from umim_core.errors import EvaluationError, require
 from umim_core.evaluation.paired_differences import ratio_error
-from umim_core.evaluation.scoring import AnyScorer, Request
+from umim_core.evaluation.scoring import Request, RequestScorer
 from umim_core.merging.likelihood import finite_sum, score_rows
 from umim_core.merging.merged_model import MergedModel
 from umim_core.text.token_ids import AnyInts
@@ -115,7 +115,7 @@ def perplexity_figures(
 
 
 def second_half_perplexity(
-    segments: Sequence[AnyInts], scorer: AnyScorer, batch_size: int = 8
+    segments: Sequence[AnyInts], scorer: RequestScorer, batch_size: int = 8
 ) -> PerplexityResult:
     """Compute the perplexity of raw second halves after first halves that were shortened.
 

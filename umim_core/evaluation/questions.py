@@ -357,7 +357,7 @@ def score_choices(
     requests = [Request(each.context, answer) for each in questions for answer in each.endings]
     longest = max(len(request.context) + len(request.continuation) for request in requests)
     answers = max(len(question.endings) for question in questions)
-    scored = Scorer(merged_model, "prompt", longest).score(requests, batch_size * answers)
+    scored = Scorer(merged_model, longest).score(requests, batch_size * answers)
     likelihoods = iter(zip(requests, scored, strict=True))
     rows = [[next(likelihoods) for _ in question.endings] for question in questions]
     firsts = [row[0][1].sizes for row in rows]  # the answers of a question share their context

@@ -34,16 +34,15 @@ from umim_core.backbone.attention_masks import attention_window
 from umim_core.baselines.eviction import score_evicted
 from umim_core.baselines.lexical_units import token_texts
 from umim_core.baselines.methods import (
-    CachePolicy,
+    EvictedColumns,
     MergedSpans,
     Method,
-    ScoreEndings,
     TargetReduction,
     Text,
     TokenReducer,
     reduce_tokens,
 )
-from umim_core.config.form import Merge, check_merge
+from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, EvaluationError, require
 from umim_core.evaluation.sizes import Sizes
 from umim_core.merging.continuations import score_continuations, widest_row
@@ -108,17 +107,35 @@ class _Context:
 
 @dataclass
 class RequestScorer(ABC):
-    """Scores requests and counts what went in; a subclass says how contexts are shortened."""
+    """Scores requests and counts what went in; a subclass says how contexts are shortened.
 
+    ``max_units`` is the longest sequence that the model takes.
+    """
+
+    merged_model: MergedModel
+    max_units: int
     total: Sizes = field(default_factory=Sizes, kw_only=True)
 
-    @abstractmethod
     def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
         """Drop leading ids [T] of what leaves more than ``room`` units, tokens or columns.
 
         ``parts`` are the tokens that may merge; None for all. Returns the ids that are left, and
         how many units, tokens or columns stay of them.
         """
+        starts, _ = self.merged_model.segment_prompt(ids, parts)
+        needed = self.merged_model.positions_from(starts, len(ids), len(starts))
+        dropped = int((needed > room).sum())
+        if not dropped:
+            return ids, len(starts)
+        rule = f"context and continuation must fit {self.max_units} units"
+        value = f"{room - 1} units left for the context"
+        require(dropped < len(starts), EvaluationError, rule, value, _TOO_LONG)
+        first = int(starts[dropped])  # not every baseline cuts what is left as it cut the whole
+        return RequestScorer.fit(self, ids[first:], room, parts_behind(parts, first))
+
+    def equal_saving(self, tokens: int, units: int) -> int:
+        """Return how many of so many tokens stay at the saving of so many units."""
+        return tokens - round((tokens - units) * self.merged_model.saved_share)
 
     @abstractmethod
     def forwards(
@@ -137,8 +154,6 @@ class RequestScorer(ABC):
 
         ``progress`` is called with the number of requests that each forward has scored.
         """
-        rule = "batch_size must be at least 1"
-        require(batch_size >= 1, EvaluationError, rule, batch_size, "Use 1.")
         results: dict[int, Likelihood] = {}
         for done in self.forwards(requests, batch_size):
             self.total = sum((score.sizes for score in done.values()), self.total)
@@ -146,11 +161,11 @@ class RequestScorer(ABC):
             progress(len(done))
         return [results[number] for number in range(len(requests))]
 
-    def contexts(self, requests: Sequence[Request], max_units: int) -> list[_Context]:
+    def contexts(self, requests: Sequence[Request]) -> list[_Context]:
         """Return the contexts of requests as they fit, once each: a question's answers share it."""
         found: dict[tuple[bytes, Parts | None, Query], _Context] = {}
         for number, request in enumerate(requests):
-            room = max_units - len(request.continuation) + 1
+            room = self.max_units - len(request.continuation) + 1
             ids, stays = self.fit(request.context, room, request.parts)
             parts = parts_behind(request.parts, len(request.context) - len(ids))
             new = _Context(ids, parts, request.query, stays, [])
@@ -179,19 +194,12 @@ class _Row:
 class Scorer(RequestScorer):
     """Score requests with a merge module and its rules, longest first."""
 
-    merged_model: MergedModel
-    merge: Merge
-    max_units: int
-
-    def __post_init__(self) -> None:
-        check_merge(self.merge, ("prompt", "all"))
+    merge: Merge = "prompt"
 
     def forwards(
         self, requests: Sequence[Request], batch_size: int
     ) -> Iterator[dict[int, Likelihood]]:
         model, alone = self.merged_model, self.merge == "prompt"
-        rule = "raw_tail needs contexts that are matched alone"
-        require(alone or not model.raw_tail, EvaluationError, rule, "merge 'all'", "Use 'prompt'.")
         rows = self._context_rows(requests, batch_size) if alone else self._whole_rows(requests)
         ordered = sorted(rows, key=lambda row: -row.columns)
         window = attention_window(model.backbone.model.config)
@@ -212,22 +220,10 @@ class Scorer(RequestScorer):
                 for number, score, size in zip(numbers, scores, sizes, strict=True)
             }
 
-    def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
-        starts, _ = self.merged_model.segment_prompt(ids, parts)
-        needed = self.merged_model.positions_from(starts, len(ids), len(starts))
-        dropped = int((needed > room).sum())
-        if not dropped:
-            return ids, len(starts)
-        rule = f"context and continuation must fit {self.max_units} units"
-        value = f"{room - 1} units left for the context"
-        require(dropped < len(starts), EvaluationError, rule, value, _TOO_LONG)
-        first = int(starts[dropped])  # not every baseline cuts what is left as it cut the whole
-        return self.fit(ids[first:], room, parts_behind(parts, first))
-
     def _context_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
         """Group requests by context; a row takes no more continuations than pay off."""
         backbone = self.merged_model.backbone
-        for context in self.contexts(requests, self.max_units):
+        for context in self.contexts(requests):
             tokens, units = len(context.ids), context.stays
             fed = [len(requests[i].continuation) - 1 for i in context.members]
             room = widest_row(units, backbone)
@@ -308,26 +304,7 @@ def _batches(rows: Sequence[_Row], most: int, window: int | None) -> Iterator[li
 
 
 @dataclass
-class _BaselineScorer(RequestScorer):
-    """Score requests under a baseline; ``umim`` gives the backbone, and the token reduction."""
-
-    umim: Scorer
-
-    @property
-    def merged_model(self) -> MergedModel:
-        return self.umim.merged_model
-
-    @property
-    def max_units(self) -> int:
-        return self.umim.max_units
-
-    def equal_saving(self, tokens: int, units: int) -> int:
-        """Return how many of so many tokens stay at the saving of so many units."""
-        return tokens - round((tokens - units) * self.merged_model.saved_share)
-
-
-@dataclass
-class ReducedScorer(_BaselineScorer):
+class ReducedScorer(RequestScorer):
     """Score requests whose contexts a token reducer has cut down.
 
     A BOS in front, the cue and the raw tail are protected.
@@ -340,13 +317,13 @@ class ReducedScorer(_BaselineScorer):
         self, requests: Sequence[Request], batch_size: int
     ) -> Iterator[dict[int, Likelihood]]:
         reduced: dict[int, tuple[Request, Sizes]] = {}
-        for context in self.contexts(requests, self.max_units):
+        for context in self.contexts(requests):
             ids, size = self.shorten(context.ids, context.stays, context.query)
             for number in context.members:
                 ending = requests[number].continuation
                 new = Sizes(len(ending), len(ending))
                 reduced[number] = Request(ids, ending), size + new
-        base = Scorer(self.merged_model.base(), "prompt", self.max_units)
+        base = Scorer(self.merged_model.base(), self.max_units)
         ordered = [reduced[number] for number in range(len(requests))]
         for done in base.forwards([request for request, _ in ordered], batch_size):
             yield {n: replace(score, sizes=ordered[n][1]) for n, score in done.items()}
@@ -354,7 +331,7 @@ class ReducedScorer(_BaselineScorer):
     def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
         if self.target is not None:
             return self.target.fit(ids, room)
-        fitting, units = self.umim.fit(ids, room, parts)
+        fitting, units = super().fit(ids, room, parts)
         return fitting, min(room, self.equal_saving(len(fitting), units))
 
     def prompt(
@@ -390,20 +367,15 @@ def _from_cue(texts: list[str], cue: str) -> NDArray[np.bool_]:
 
 
 @dataclass
-class EvictedScorer(_BaselineScorer):
+class EvictedScorer(RequestScorer):
     """Score requests on a KV cache whose columns a policy chooses, one context after the other.
 
-    Attributes:
-        new_policy: Makes the policy of a context, given its raw ids.
-        target: Share of each context's columns that go; None for the token reduction of the rules.
-        age: Age at which spans leave the cache; None of other policies.
-        score_endings: Scores likelihoods in another way; None: columns go behind the context.
+    ``target`` is the share of each context's columns that go; None for the token reduction of the
+    rules.
     """
 
-    new_policy: Callable[[Ints], CachePolicy]
+    method: EvictedColumns
     target: TargetReduction | None = None
-    age: int | None = None
-    score_endings: ScoreEndings | None = None
     total: Sizes = field(default_factory=lambda: Sizes(columns=0), kw_only=True)
 
     def budget(self, context: Ints, generated: int = 0, parts: Parts | None = None) -> int:
@@ -427,14 +399,14 @@ class EvictedScorer(_BaselineScorer):
     def forwards(
         self, requests: Sequence[Request], batch_size: int
     ) -> Iterator[dict[int, Likelihood]]:
-        backbone = self.merged_model.backbone
-        for context in self.contexts(requests, self.max_units):
+        backbone, method = self.merged_model.backbone, self.method
+        for context in self.contexts(requests):
             ids, budget = context.ids, context.stays
             endings = [requests[number].continuation for number in context.members]
-            if self.score_endings is None:
-                scores, columns = score_evicted(ids, endings, backbone, self.new_policy, budget)
+            if method.score is None:
+                scores, columns = score_evicted(ids, endings, backbone, method.new_policy, budget)
             else:
-                scores, columns = self.score_endings(ids, endings, backbone, budget), budget
+                scores, columns = method.score(ids, endings, backbone, budget), budget
             yield {
                 number: Likelihood.of(score, self.sizes(len(ids), len(ending), columns, budget))
                 for number, ending, score in zip(context.members, endings, scores, strict=True)
@@ -446,16 +418,12 @@ class EvictedScorer(_BaselineScorer):
         return Sizes(total, total, tokens, tokens, columns, over)
 
 
-AnyScorer = Scorer | ReducedScorer | EvictedScorer
-
-
 def method_scorer(
     method: Method, merged_model: MergedModel, max_units: int, target: TargetReduction | None = None
-) -> AnyScorer:
+) -> RequestScorer:
     """Return what scores requests under a baseline, in the place of a checkpoint's module.
 
     ``target`` is the token reduction of each context; None for that of the checkpoint's rules.
-    ``max_units`` is the longest sequence that the model takes.
     """
     if isinstance(method, MergedSpans):
         rule = "target_tr needs a method that drops tokens or columns"
@@ -466,11 +434,10 @@ def method_scorer(
         merged_model = replace(
             merged_model, module=module, matcher=method.segmenter, decode_max_damage=None
         )
-        return Scorer(merged_model, "prompt", max_units)
-    umim = Scorer(merged_model, "prompt", max_units)
+        return Scorer(merged_model, max_units)
     if isinstance(method, TokenReducer):
-        return ReducedScorer(umim, method, target)
-    return EvictedScorer(umim, method.new_policy, target, method.age, method.score)
+        return ReducedScorer(merged_model, max_units, method, target)
+    return EvictedScorer(merged_model, max_units, method, target)
 
 
 def named_method(name: str | None, own: str | None) -> str | None:

@@ -30,7 +30,7 @@ from umim_core.errors import GenerationError, NumericalError, require
 from umim_core.inference.choice import Stopper, TokenChooser, log_probs
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward, GeneratedUnits, GenerationState, Row, Timings
-from umim_core.inference.prefix_store import PrefixStore, SharedPrefix
+from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import (
     Prompts,
     TokenPrompt,
@@ -75,13 +75,11 @@ class Reader(Protocol[C]):
         options: GenerateOptions,
         new: int,
         past: GenerationState | None,
-        shared: SharedPrefix | None,
         several: bool,
     ) -> tuple[C, Tensor]:
         """Read prompts: columns, in rows side by side for each sample, and logits [B, V].
 
-        There is room for so many new tokens. ``shared`` has columns of the only prompt; several
-        rows may run together.
+        There is room for so many new tokens; several rows may run together.
         """
 
     def feed(self, step: Advance, tokens: Ints, columns: C, positions: Tensor | None) -> Tensor:
@@ -263,14 +261,19 @@ class Batch(Generic[C]):
                 "past",
                 "Pass the whole text as the prompt, or leave span_eviction out.",
             )
-            matcher, ids = model.require_matcher(), [row.prompt_ids for row in rows]
-            eviction = RowEviction(matcher, options.span_eviction, ids)
-        shared, several = None, self._store is not None or len(rows) > 1
+            matcher, read_ids = model.require_matcher(), [row.prompt_ids for row in rows]
+            eviction = RowEviction(matcher, options.span_eviction, read_ids)
         if self._store is not None and len(prompts) == 1 and past is None:
-            shared = self._store.find(read.ids[0], read.cuts[0][0])
-        columns, logits = self._reader.begin(read, options, new, past, shared, several)
-        for row in rows:
-            row.reused = 0 if shared is None else shared.units
+            kept = self._store.find(read.ids[0], read.cuts[0][0])
+            if kept is not None:
+                held = int(kept.lengths[0])
+                tokens = int(read.cuts[0][0][held])
+                ids = tuple(read.ids[0][:tokens].tolist())
+                past, read = GenerationState((ids,), kept, model, True), read.behind(tokens, held)
+                for row in rows:
+                    row.reused = held
+        several = self._store is not None or len(rows) > 1
+        columns, logits = self._reader.begin(read, options, new, past, several)
         places = {number: (columns, number) for number in range(len(rows))}
         request = _Request(options, rows, places, units, chooser, stopper, eviction, logits)
         self._note([request], columns, logits)
@@ -300,8 +303,8 @@ class Batch(Generic[C]):
         prompts: Sequence[TokenPrompt],
         options: GenerateOptions,
         past: GenerationState | None = None,
-    ) -> Generator[None, None, tuple[list[Row], C, Timings]]:
-        """Let rows join and step until they have ended; yield after every step.
+    ) -> Generator[list[Row], None, tuple[list[Row], C, Timings]]:
+        """Let rows join and step until they have ended; yield them after every step.
 
         Returns:
             The rows, their columns and the time it took.
@@ -320,7 +323,7 @@ class Batch(Generic[C]):
                 if streamer is not None:
                     streamer.put(torch.tensor([rows[0].raw[-1]]))  # type: ignore[no-untyped-call]
                 seconds.append(time.perf_counter() - began)
-                yield
+                yield rows
                 began = time.perf_counter()
         finally:
             if streamer is not None:
@@ -400,7 +403,7 @@ class Batch(Generic[C]):
         return columns
 
 
-def exhaust(steps: Generator[None, None, T]) -> T:
+def exhaust(steps: Generator[object, None, T]) -> T:
     """Take all steps and return what they end with."""
     while True:
         try:

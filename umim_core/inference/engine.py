@@ -36,8 +36,7 @@ from torch import Tensor
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.inference.batch import Batch, exhaust
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import Generation, GenerationState, Prefix, merged_spans
-from umim_core.inference.prefix_store import SharedPrefix
+from umim_core.inference.outputs import Generation, GenerationState, Prefix, Row, merged_spans
 from umim_core.inference.prompts import (
     Prompts,
     TokenPrompt,
@@ -79,7 +78,7 @@ class Engine:
         self,
         prompts: Sequence[TokenPrompt],
         options: GenerateOptions,
-        past: GenerationState | Prefix | None = None,
+        past: GenerationState | None = None,
     ) -> Generation:
         """Generate a continuation of every prompt: all of its ``steps``."""
         return exhaust(self.steps(prompts, options, past))
@@ -88,8 +87,8 @@ class Engine:
         self,
         prompts: Sequence[TokenPrompt],
         options: GenerateOptions,
-        past: GenerationState | Prefix | None = None,
-    ) -> Generator[None, None, Generation]:
+        past: GenerationState | None = None,
+    ) -> Generator[list[Row], None, Generation]:
         """Generate token by token.
 
         Args:
@@ -100,20 +99,10 @@ class Engine:
             past: The state of an earlier output, or a prefix of all prompts; it is not read again.
 
         Yields:
-            After every token.
+            The rows after every token.
         """
-        state = past.fork(len(prompts)) if isinstance(past, Prefix) else past
-        if state is not None:  # a turn that is refused here took nothing that it could give back
-            state.check(len(prompts), self.merged_model)
-        complete = False
-        try:
-            rows, columns, timings = yield from Batch(self).run(prompts, options, state)
-            complete = True
-        finally:
-            if state is not None and complete:
-                state.release()
-            elif state is not None:  # it failed, or the generator was abandoned
-                state.give_back()
+        state = None if past is None else past.fork(len(prompts), self.merged_model)
+        rows, columns, timings = yield from Batch(self).run(prompts, options, state)
         after = GenerationState(tuple(tuple(row.raw) for row in rows), columns, self.merged_model)
         if options.span_eviction is not None:
             after.release()  # its positions are not known without the columns that went
@@ -125,8 +114,8 @@ class Engine:
         read = read_prompts([prompt], None, options.reading(self.merged_model))
         cache = self._cache_for(read, options, 1, None, several=False)
         self._prefill(read, cache, [0])
-        ids, spans = tuple(read.ids[0].tolist()), merged_spans(read.cuts[0])
-        return Prefix(ids, spans, cache, self.merged_model)
+        ids, spans = (tuple(read.ids[0].tolist()),), merged_spans(read.cuts[0])
+        return Prefix(ids, cache, self.merged_model, True, spans)
 
     def begin(
         self,
@@ -134,15 +123,10 @@ class Engine:
         options: GenerateOptions,
         new: int,
         past: GenerationState | None,
-        shared: SharedPrefix | None,
         several: bool,
     ) -> tuple[UnitCache, Tensor]:
         cache = self._cache_for(prompts, options, new, past, several)
         before = [0] * len(prompts.ids) if past is None else [len(ids) for ids in past.fed_ids]
-        if shared is not None:
-            shared.cache.allow(cache.units.max_length, cache.evictable.max_length)
-            cache, before = shared.cache, [shared.tokens]
-            prompts = prompts.behind(shared.tokens, shared.units)
         logits = self._prefill(prompts, cache, before)
         return cache.repeated(options.samples), logits.repeat_interleave(options.samples, 0)
 
@@ -157,8 +141,8 @@ class Engine:
         """Return a cache with room for so many new tokens: a new one, or that of ``past``."""
         units = prompts.packed.unit_counts.cpu()
         raw = prompts.packed.raw_counts.cpu()
-        if past is not None:
-            units = units + torch.tensor(past.cache_lengths)
+        if past is not None and past.cache is not None:
+            units = units + past.cache.lengths
             raw = raw + torch.tensor([len(ids) for ids in past.fed_ids])
         limit = positions_taken(int(units.max()), new)
         most_raw = positions_taken(int(raw.max()), new)
@@ -168,14 +152,13 @@ class Engine:
         evicts = options.span_eviction is not None
         if several or preserved or evicts:  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))
-        if past is None:
+        if past is None or past.cache is None:
             return UnitCache.empty(self.merged_model, len(units), limit, most_raw)
         # Short prompts are padded to the widest, wherever their rows begin.
-        padded = max(past.cache_lengths) + prompts.packed.token_ids.shape[1]
+        padded = int(past.cache.lengths.max()) + prompts.packed.token_ids.shape[1]
         wide = max(len(ids) for ids in past.raw_ids) + max(map(len, prompts.ids))
-        cache = past.take()
-        cache.allow(max(limit, padded), max(most_raw, wide))
-        return cache
+        past.cache.allow(max(limit, padded), max(most_raw, wide))
+        return past.cache
 
     def _prefill(self, prompts: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
         """Fill the cache with the prompts' units; return the logits after each row's last [B, V].

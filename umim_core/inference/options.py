@@ -13,8 +13,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Final, get_args
+from typing import Annotated, Any, Final, Protocol, runtime_checkable
 
+from annotated_types import Ge
+from pydantic import BaseModel, ConfigDict, ValidationError
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
@@ -70,47 +72,37 @@ SAMPLING: Final[dict[str, object]] = {
 }  # fmt: skip
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+_Natural = Annotated[int, Ge(0)]
 
 
-def _count(value: Any) -> bool:
-    return _whole(value) and value >= 0
+@runtime_checkable
+class Streamer(Protocol):
+    def put(self, value: Any) -> None: ...
+
+    def end(self) -> None: ...
 
 
-def _counts(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(map(_count, value))
+class _Types(BaseModel):
+    """What options are, if they are given; transformers checks the others."""
 
+    model_config = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
-def _price(value: Any) -> bool:
-    return (_whole(value) or isinstance(value, float)) and not math.isnan(value)
-
-
-# What an option is, if it is given.
-_KINDS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
-    "config": (
-        "a GenerationConfig of transformers",
-        lambda value: isinstance(value, GenerationConfig),
-    ),
-    "do_sample": ("true or false", lambda value: isinstance(value, bool)),
-    "max_new_tokens": ("an integer", _whole),
-    "min_new_tokens": ("an integer", _whole),
-    "no_repeat_ngram_size": ("an integer", _whole),
-    "n": ("an integer", _whole),
-    "seed": ("an integer of at least 0", _count),
-    "span_eviction": ("an integer of at least 0", _count),
-    "streams": ("integers of at least 0, one per row", _counts),
-    "logprobs": ("an integer of at least 0", _count),
-    "decode_max_damage": ("a number of nats per saved token, inf for all rules", _price),
-    "overlong": (f"one of {get_args(Overlong)}", lambda value: value in get_args(Overlong)),
-    "logits_processor": ("a list", lambda value: isinstance(value, list)),
-    "stopping_criteria": ("a list", lambda value: isinstance(value, list)),
-    "streamer": (
-        "a streamer of transformers, with put() and end()",
-        lambda value: all(callable(getattr(value, name, None)) for name in ("put", "end")),
-    ),
-    "observer": ("a function", callable),
-}
+    config: GenerationConfig | None
+    do_sample: bool | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    no_repeat_ngram_size: int | None
+    n: int | None
+    seed: _Natural | None
+    span_eviction: _Natural | None
+    streams: Sequence[_Natural] | None
+    logprobs: _Natural | None
+    decode_max_damage: Annotated[float, Ge(-math.inf)] | None  # a number
+    overlong: Overlong
+    logits_processor: list[Any] | None
+    stopping_criteria: list[Any] | None
+    streamer: Streamer | None
+    observer: Callable[..., Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +152,12 @@ class GenerateOptions(PlainOptions):
 
     def __post_init__(self) -> None:
         """Refuse what no model could do."""
-        for name, (kind, fits) in _KINDS.items():
-            value = getattr(self, name)
-            _need(value is None or fits(value), f"{name} must be {kind}", value, "Correct it.")
+        try:
+            _Types.model_validate({name: getattr(self, name) for name in _Types.model_fields})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            rule = f"{first['loc'][0]}: {first['msg'].replace('Input', 'it')}"
+            raise GenerationError(rule, first["input"], "Correct it.") from error
         _ = self.settings
         self._check_sampling(self.do_sample is not False)
         if self.merge is not None:
@@ -246,7 +241,7 @@ class GenerateOptions(PlainOptions):
         config = self.settings
         new: object = config.max_new_tokens
         _need(
-            _whole(new) and config.max_new_tokens >= 1,
+            isinstance(new, int) and new >= 1,
             "max_new_tokens must be an integer of at least 1",
             new,
             "Ask for one token or more.",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from umim_core.errors import GenerationError, NumericalError, require
 from umim_core.inference.choice import StopReason
-from umim_core.inference.unit_cache import CacheMark, UnitCache
+from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Advance, Matcher, SuffixMatcher
@@ -204,17 +204,22 @@ class Row:
 
 @dataclass
 class GenerationState:
-    """The cache of a request and what stands in it; one turn can continue it.
+    """The cache of a request and what stands in it, from which any number of turns go on.
 
-    The last token of a row was chosen but never fed; the next turn feeds it first. A state holds
-    its cache's memory until it is continued, released or forgotten. A turn that fails or is
-    abandoned gives the state back as it was. One thread at a time may continue it.
+    The last token of a row was chosen but never fed; the next turn feeds it first. A turn copies
+    the cache and never writes into it, so several threads may continue a state at once. It holds
+    the cache's memory until it is released or forgotten.
+
+    Attributes:
+        raw_ids: Raw ids of each row.
+        cache: The columns; None once the state was released.
+        merged_model: The model that wrote them.
+        all_fed: Whether the last tokens were fed, too.
     """
 
-    raw_ids: tuple[tuple[int, ...], ...]
-    _cache: UnitCache | None = field(repr=False)
-    _merged_model: MergedModel = field(repr=False)
-    _taken: tuple[UnitCache, CacheMark] | None = field(default=None, repr=False)
+    raw_ids: tuple[tuple[int, ...], ...] = field(repr=False)
+    cache: UnitCache | None = field(repr=False)
+    merged_model: MergedModel = field(repr=False)
     all_fed: bool = False
 
     @property
@@ -226,20 +231,19 @@ class GenerationState:
     def unfed(self) -> list[int] | None:
         return None if self.all_fed else [ids[-1] for ids in self.raw_ids]
 
-    @property
-    def cache_lengths(self) -> tuple[int, ...]:
-        """Units held per row; empty once the state was continued or released."""
-        return () if self._cache is None else tuple(self._cache.lengths.tolist())
+    def fork(self, prompts: int, merged_model: MergedModel) -> GenerationState:
+        """Return a state for a turn of so many prompts by a model, with a cache of its own.
 
-    def check(self, rows: int, merged_model: MergedModel) -> None:
-        require(
-            self._cache is not None,
-            GenerationError,
-            "a state can be continued once",
-            "it was continued or released, or spans were evicted from it",
-            "Use the state of the newest output.",
-        )
-        backbone, made_by = merged_model.backbone, self._merged_model
+        A state of one row goes on for all of its prompts.
+        """
+        cache, made_by, rows = self.cache, self.merged_model, len(self.raw_ids)
+        if cache is None:
+            raise GenerationError(
+                "a state that is continued must have a cache",
+                "it was released, or spans were evicted from it",
+                "Use the state of another output.",
+            )
+        backbone = merged_model.backbone
         form = (merged_model.unit_positions, merged_model.merge_depth)
         require(
             backbone is made_by.backbone and form == (made_by.unit_positions, made_by.merge_depth),
@@ -249,61 +253,41 @@ class GenerationState:
             "Continue it with the same loaded model.",
         )
         require(
-            rows == len(self.raw_ids),
+            rows in (1, prompts),
             GenerationError,
             "a continued state needs one prompt per row",
-            f"{rows} prompts, {len(self.raw_ids)} rows",
+            f"{prompts} prompts, {rows} rows",
             "Pass as many prompts as the output has rows.",
         )
-
-    def take(self) -> UnitCache:
-        """Hand the cache over; call ``check`` before, and ``release`` or ``give_back`` behind."""
-        assert self._cache is not None  # noqa: S101  check
-        cache, self._cache = self._cache, None
-        self._taken = cache, cache.mark()
-        return cache
-
-    def give_back(self) -> None:
-        """Take the cache of a failed turn back; a turn writes behind what it was given only."""
-        if self._taken is not None:
-            self._cache, mark = self._taken
-            self._cache.restore(mark)
-            self._taken = None
+        copies = [(cache, row if rows > 1 else 0) for row in range(prompts)]
+        ids = self.raw_ids if rows > 1 else self.raw_ids * prompts
+        return GenerationState(ids, UnitCache.of_rows(copies), merged_model, self.all_fed)
 
     def release(self) -> None:
         """Give the cache's memory up; the state cannot be continued any more."""
-        self._cache = self._taken = None
+        self.cache = None
 
 
-@dataclass(frozen=True)
-class Prefix:
-    """A text in the cache, which any number of requests continue: ``generate(..., past=prefix)``.
+@dataclass(repr=False)
+class Prefix(GenerationState):
+    """A text in the cache: ``generate(questions, past=prefix)`` goes on from it, again and again.
 
-    A request takes it for all of its prompts. It copies the cache and never writes into it, so
-    several threads may continue a prefix at once.
+    ``spans`` are merged, as (start, length) in its raw tokens.
     """
 
-    raw_ids: tuple[int, ...] = field(repr=False)
-    spans: Spans = field(repr=False)
-    _cache: UnitCache = field(repr=False)
-    _merged_model: MergedModel = field(repr=False)
+    spans: Spans = ()
 
     def __repr__(self) -> str:
-        return f"Prefix({len(self.raw_ids)} tokens, {self.cache_length} units)"
+        return f"Prefix({len(self.raw_ids[0])} tokens, {self.cache_length} units)"
 
     @property
     def cache_length(self) -> int:
-        return int(self._cache.lengths[0])
+        return len(self.raw_ids[0]) - sum(length - 1 for _, length in self.spans)
 
     @property
     def token_reduction(self) -> float:
         """(raw tokens - units) / raw tokens."""
-        return 1.0 - self.cache_length / len(self.raw_ids)
-
-    def fork(self, rows: int) -> GenerationState:
-        """Return a state of some equal rows that begins as the prefix."""
-        cache = UnitCache.of_rows([(self._cache, 0)] * rows)
-        return GenerationState((self.raw_ids,) * rows, cache, self._merged_model, all_fed=True)
+        return 1.0 - self.cache_length / len(self.raw_ids[0])
 
 
 @dataclass(frozen=True)

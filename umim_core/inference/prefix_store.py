@@ -26,19 +26,10 @@ from typing import Final
 
 import numpy as np
 
-from umim_core.inference.unit_cache import CacheMark, UnitCache
+from umim_core.inference.unit_cache import UnitCache
 from umim_core.text.token_ids import Ints
 
 MOST_ROWS: Final = 4096  # their keys take 100 bytes a unit, beside columns of 500 and more
-
-
-@dataclass(frozen=True)
-class SharedPrefix:
-    """Columns of the first units of a prompt."""
-
-    cache: UnitCache
-    units: int
-    tokens: int
 
 
 @dataclass(frozen=True)
@@ -62,19 +53,15 @@ class PrefixStore:
         self._number = 0
         self.bytes = 0
 
-    def find(self, ids: Ints, starts: Ints) -> SharedPrefix | None:
+    def find(self, ids: Ints, starts: Ints) -> UnitCache | None:
         """Return the longest beginning of a prompt, ids [T] and unit starts [S], that is kept."""
         number, shared = self._like(ids, starts, _keys(ids, starts))
         units = min(shared, len(starts) - 1)
         if number is None or units < 1:
             return None
         self._use(number)
-        tokens, cache = int(starts[units]), self._prefixes[number].cache
-        mark = cache.mark()
-        cache.restore(CacheMark((units,), (tokens,), None))
-        copy = UnitCache.of_rows([(cache, 0)])
-        cache.restore(mark)
-        return SharedPrefix(copy, units, tokens)
+        kept = self._prefixes[number].cache
+        return UnitCache.of_rows([(kept, 0)], (units, int(starts[units])))
 
     def put(self, ids: Ints, starts: Ints, place: tuple[UnitCache, int]) -> None:
         """Keep a copy of a row, unless it is too large; what it goes on from is forgotten.

@@ -12,25 +12,8 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import ContextLengthError, GenerationError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
-from umim_core.rules.matcher import Parts, check_parts
+from umim_core.rules.matcher import PromptIds
 from umim_core.text.token_ids import Ints, id_array
-
-
-@dataclass(frozen=True)
-class PromptIds:
-    """A prompt of raw ids [T] of which only some parts may merge.
-
-    Parts are (first token, end), in order; each is matched on its own, and its last ``raw_tail``
-    tokens stay raw. ``unmerged`` says why more stays raw than the template and replies; mostly "".
-    """
-
-    ids: Ints
-    parts: Parts
-    unmerged: str = ""
-
-    def __post_init__(self) -> None:
-        check_parts(self.parts, len(self.ids))
-
 
 TokenPrompt = NDArray[np.integer] | Sequence[int] | PromptIds
 

@@ -30,15 +30,6 @@ from umim_core.merging.span_cache import SpanCache
 from umim_core.rules.matcher import Advance
 
 
-@dataclass(frozen=True)
-class CacheMark:
-    """Lengths and recent states of a cache, to which it can go back."""
-
-    units: tuple[int, ...]
-    raw: tuple[int, ...]
-    recent: Tensor | None
-
-
 @dataclass
 class UnitCache:
     """The columns of B rows.
@@ -85,15 +76,21 @@ class UnitCache:
         )
 
     @classmethod
-    def of_rows(cls, rows: Sequence[tuple[UnitCache, int]]) -> UnitCache:
-        """Return a cache with copies of rows of other caches of the same model, side by side."""
-        units = RowCache.of_rows([(cache.units, row) for cache, row in rows])
+    def of_rows(
+        cls, rows: Sequence[tuple[UnitCache, int]], first: tuple[int, int] | None = None
+    ) -> UnitCache:
+        """Return a cache with copies of rows of other caches of the same model, side by side.
+
+        Of a row alone it may be the ``first`` units and raw tokens, without recent states.
+        """
+        kept_units, kept_raw = (None, None) if first is None else ([first[0]], [first[1]])
+        units = RowCache.of_rows([(cache.units, row) for cache, row in rows], kept_units)
         below = [(cache.raw, row) for cache, row in rows if cache.raw is not None]
         states = [cache.recent[row] for cache, row in rows if cache.recent is not None]
         return cls(
             units,
-            RowCache.of_rows(below) if below else None,
-            torch.stack(states) if states else None,
+            RowCache.of_rows(below, kept_raw) if below else None,
+            torch.stack(states) if states and first is None else None,
             rows[0][0].reach,
         )
 
@@ -105,17 +102,6 @@ class UnitCache:
         self.units.allow(units)
         if self.raw is not None:
             self.raw.allow(raw)
-
-    def mark(self) -> CacheMark:
-        raw = () if self.raw is None else tuple(self.raw.lengths.tolist())
-        return CacheMark(tuple(self.units.lengths.tolist()), raw, self.recent)
-
-    def restore(self, mark: CacheMark) -> None:
-        """Go back to an earlier mark; what was written behind it is forgotten."""
-        self.units.restore(mark.units)
-        if self.raw is not None:
-            self.raw.restore(mark.raw)
-        self.recent = mark.recent
 
     def remember(self, states: Tensor, counts: Tensor) -> None:
         """Keep the states of each row's last tokens.

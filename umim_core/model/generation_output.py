@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from torch import Tensor
-from transformers import TextStreamer
-
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge
 from umim_core.inference.outputs import Generation, Row, TopTokens
@@ -115,39 +112,3 @@ class GenerationOutput(Generation, Shown):
             of_all = f"{row.dropped} of {total - 1} columns dropped"
             summary += f", span eviction {self.span_eviction}: {of_all}"
         return View(pieces, summary, "umim-generation")
-
-
-class TextPieces(TextStreamer):
-    """Collect text as transformers' streamer finds it complete: whole words and lines."""
-
-    def __init__(self, backbone: Backbone) -> None:
-        super().__init__(
-            backbone.require_tokenizer(),
-            skip_prompt=True,
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
-        self._pieces: list[str] = []
-
-    def put(self, value: Tensor) -> None:
-        """Take the prompt or the next id.
-
-        A line that is complete leaves its last token: decoded alone, what follows would lose its
-        space. One without text, a special token say, cannot stand for the line.
-        """
-        line = self.token_cache
-        super().put(value)  # type: ignore[no-untyped-call]  # transformers' own
-        if line and not self.token_cache:
-            self.token_cache = line[-1:] if self._text(line[-1:]) else line
-            self.print_len = len(self._text(self.token_cache))
-
-    def _text(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, **self.decode_kwargs))
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        if text:
-            self._pieces.append(text)
-
-    def drain(self) -> list[str]:
-        pieces, self._pieces = self._pieces, []
-        return pieces

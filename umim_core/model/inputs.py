@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError, require
-from umim_core.inference.outputs import GenerationState, Prefix
-from umim_core.inference.prompts import PromptIds
+from umim_core.inference.outputs import GenerationState
+from umim_core.rules.matcher import PromptIds
 from umim_core.text.chat_parts import encode_parts, log_unmerged, write_chat
 from umim_core.text.roles import USER, Role
 from umim_core.text.template_process import Chat, Tools
@@ -143,7 +143,7 @@ def _unfit(what: str) -> GenerationError:
 def encode_prompts(
     items: Sequence[Item],
     backbone: Backbone,
-    past: GenerationState | Prefix | None,
+    past: GenerationState | None,
     add_special_tokens: bool | None = None,
     tools: Tools | None = None,
     roles: Sequence[Role] = USER,
@@ -164,7 +164,7 @@ def encode_prompts(
     )
     known: tuple[tuple[int, ...], ...] = ()  # of another length, the engine says what is wrong
     if past is not None:
-        known = (past.raw_ids,) * len(items) if isinstance(past, Prefix) else past.raw_ids
+        known = past.raw_ids * len(items) if len(past.raw_ids) == 1 else past.raw_ids
     if add_special_tokens is None and past is not None:
         add_special_tokens = False
     rows: list[NDArray[np.integer] | PromptIds] = []

@@ -87,14 +87,6 @@ def check_load_options(options: LoadOptions) -> None:
         raise BackboneError("a tokenizer must come with its model", remedy="Pass model, too.")
 
 
-def find_checkpoint(name: str | Path | Checkpoint, options: LoadOptions) -> Checkpoint:
-    """Load a checkpoint by name, directory or hub repository; a loaded one is returned as it is."""
-    if isinstance(name, Checkpoint):
-        return name
-    local = options.get("local_files_only", False)
-    return Checkpoint.load(fetch_checkpoint(name, options.get("revision"), local_files_only=local))
-
-
 def find_backbone(checkpoint: Checkpoint | None, options: LoadOptions) -> Backbone:
     """Load or wrap the backbone that a checkpoint is to be used with.
 
@@ -137,8 +129,12 @@ def find_both(
     are left out; without these two, what the checkpoint's own budget does not allow.
     """
     local = options.get("local_files_only", False)
-    source = default_checkpoint(local_files_only=local) if name is None else name
-    checkpoint = find_checkpoint(source, options)
+    if isinstance(name, Checkpoint):
+        checkpoint = name
+    else:
+        source = default_checkpoint(local_files_only=local) if name is None else name
+        place = fetch_checkpoint(source, options.get("revision"), local_files_only=local)
+        checkpoint = Checkpoint.load(place)
     budget, target = options.get("budget"), options.get("target_tr")
     if budget is None and target is None:
         budget = checkpoint.config.budget

@@ -11,12 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Final
 
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
+
+from umim_core.text.text_stream import TextStream
 
 Decode = Callable[[list[int]], str]
 
@@ -32,8 +34,6 @@ _PICTURE: Final = TerminalTheme(
     normal=[(0, 0, 0), _GREY, _GREY, (205, 174, 85), _GREY, _GREY, (95, 184, 198), _GREY],
     bright=[_GREY, _GREY, _GREY, (255, 226, 138), _GREY, _GREY, (155, 231, 242), _GREY],
 )
-_BYTES: Final = 4  # of a character, each a token at most
-_UNITS: Final = 16  # without a complete text in a row, after which decoding gets seldom
 _REMOTE_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
@@ -156,47 +156,19 @@ def merged_pieces(
 def unit_texts(ids: Sequence[int], lengths: Sequence[int], decode: Decode) -> tuple[str, ...]:
     """Return the text of every unit of raw ids [T]; together they are the text of the ids.
 
-    A character of several tokens belongs to the unit that completes it::
+    Not so where a decoder writes characters anew because bytes behind them are none. A character of
+    several tokens belongs to the unit that completes it::
 
         ids     E3 81 | 93 E3 82 | 93            bytes of two Japanese letters in three units
         texts   ""      "\u3053"    "\u3093"
-
-    Units are read behind some of the tokens before them: decoders that strip the space at the
-    beginning of a text would otherwise strip it from every unit.
     """
-    text = decode(list(ids))
-    texts: list[str] = []
-    before: list[int] = []  # tokens that are shown, the first with a text
-    waiting: list[int] = []  # tokens that are not, or not all of their text, of so many units:
-    units = start = at = begun = 0  # start in ids; in the text, what is shown, and what waits
+    stream, texts, at = TextStream(decode), list[str](), 0
     for length in lengths:
-        waiting += ids[start : start + length]
-        start, units, end = start + length, units + 1, at
-        if units <= _UNITS:
-            known = decode(before)
-            for cut in range(len(waiting), max(0, len(waiting) - _BYTES), -1):
-                both = decode([*before, *waiting[:cut]])
-                if not both.startswith(known):
-                    continue
-                new = both[len(known) :]
-                same = _shared(new, text[begun : begun + len(new)])
-                end = max(end, begun + same)
-                if same == len(new) and (new or cut == len(waiting)):
-                    before = waiting[:cut] if new else [*before, *waiting][:_UNITS]
-                    waiting, units, begun = waiting[cut:], 0, begun + same
-                    break
-        elif units & (units - 1) == 0:  # a decoder that looks further back: ever more seldom
-            end = max(end, _shared(decode(list(ids[:start])), text))
-        texts.append(text[at:end])
-        at = end
+        texts.append("".join(map(stream.push, ids[at : at + length])))
+        at += length
     if texts:
-        texts[-1] += text[at:]
+        texts[-1] += stream.finish()
     return tuple(texts)
-
-
-def _shared(a: str, b: str) -> int:
-    """Return with how many equal characters two texts begin."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def html_page(title: str, fragment: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Final, Unpack
@@ -21,14 +22,13 @@ from umim_core.errors import EvaluationError, GenerationError, require
 from umim_core.inference.batch import exhaust
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import GenerationState, Prefix
-from umim_core.inference.prompts import PromptIds
+from umim_core.inference.outputs import GenerationState, Prefix, Row
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import finite_sum, token_log_probs
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.model.compression import Compression
-from umim_core.model.generation_output import GenerationOutput, TextPieces
+from umim_core.model.generation_output import GenerationOutput
 from umim_core.model.hub import upload_checkpoint
 from umim_core.model.inputs import (
     Mask,
@@ -41,11 +41,13 @@ from umim_core.model.inputs import (
 )
 from umim_core.model.loading import LoadOptions, check_load_options, find_both
 from umim_core.rules.leaks import LeakPolicy, check_export
-from umim_core.rules.matcher import Matcher
+from umim_core.rules.matcher import Matcher, PromptIds
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.scratch import scratch_folder
 from umim_core.text.roles import Role
 from umim_core.text.template_process import Tools
+from umim_core.text.text_stream import TextStream
+from umim_core.text.token_ids import decode
 
 _CONTEXTS_AT_ONCE: Final = 16  # their mask grows with the square of the longest
 
@@ -53,8 +55,8 @@ _CONTEXTS_AT_ONCE: Final = 16  # their mask grows with the square of the longest
 class UMIM:
     """A frozen language model that reads merged spans as single embeddings.
 
-    Several threads may generate with one object at once, each its own prompts; a prefix may be
-    continued by several, a state by one. Every call gives what it would give alone, but samples
+    Several threads may generate with one object at once, each its own prompts, and continue one
+    prefix or state. Every call gives what it would give alone, but samples
     without a seed draw from torch's global generator, in whatever order calls reach it.
 
     A checkpoint has the module and the rules that belong to a backbone; the reason why another one
@@ -141,7 +143,7 @@ class UMIM:
         prompts: PromptInput | None = None,
         options: GenerateOptions | None = None,
         *,
-        past: GenerationState | Prefix | None = None,
+        past: GenerationState | None = None,
         input_ids: PromptInput | None = None,
         attention_mask: Mask | None = None,
         add_special_tokens: bool | None = None,
@@ -184,7 +186,7 @@ class UMIM:
         prompt: PromptInput | None = None,
         options: GenerateOptions | None = None,
         *,
-        past: GenerationState | Prefix | None = None,
+        past: GenerationState | None = None,
         input_ids: PromptInput | None = None,
         attention_mask: Mask | None = None,
         add_special_tokens: bool | None = None,
@@ -196,7 +198,7 @@ class UMIM:
         Everything else is as in ``generate``.
 
         Yields:
-            Whole words and lines; together they are the generated text.
+            Its parts; together they are the generated text.
 
         Returns:
             What ``generate`` returns.
@@ -204,24 +206,21 @@ class UMIM:
         Raises:
             GenerationError: As ``generate``, or if there is more than one row.
         """
-        chosen, pieces = GenerateOptions.of(options, changes), TextPieces(self.backbone)
-        require(
-            chosen.streamer is None,
-            GenerationError,
-            "stream yields the text itself",
-            "streamer",
-            "Pass a streamer to generate.",
-        )
+        chosen = GenerateOptions.of(options, changes)
+        text = TextStream(partial(decode, self.backbone.require_tokenizer()))
         inputs = (prompt, input_ids, attention_mask, add_special_tokens, tools)
-        steps = self._steps(*inputs, past, replace(chosen, streamer=pieces))
+        steps = self._steps(*inputs, past, chosen)
         while True:
             try:
-                next(steps)
+                rows = next(steps)
             except StopIteration as end:
-                yield from pieces.drain()
+                yield text.finish()
                 output: GenerationOutput = end.value
                 return output
-            yield from pieces.drain()
+            rule, remedy = "a stream is of one row", "Stream one prompt and one sample."
+            require(len(rows) == 1, GenerationError, rule, f"{len(rows)} rows", remedy)
+            if piece := text.push(rows[0].raw[-1]):
+                yield piece
 
     def prefix(
         self,
@@ -276,11 +275,11 @@ class UMIM:
         mask: Mask | None,
         add_special_tokens: bool | None,
         tools: Tools | None,
-        past: GenerationState | Prefix | None,
+        past: GenerationState | None,
         options: GenerateOptions,
-    ) -> Generator[None, None, GenerationOutput]:
+    ) -> Generator[list[Row], None, GenerationOutput]:
         require(
-            past is None or isinstance(past, GenerationState | Prefix),
+            past is None or isinstance(past, GenerationState),
             GenerationError,
             "past must be a state or a prefix",
             type(past).__name__,

@@ -185,6 +185,22 @@ def check_parts(parts: Sequence[tuple[int, int]], size: int) -> None:
     )
 
 
+@dataclass(frozen=True)
+class PromptIds:
+    """A prompt of raw ids [T] of which only some parts may merge.
+
+    Parts are (first token, end), in order; each is matched on its own, and its last ``raw_tail``
+    tokens stay raw. ``unmerged`` says why more stays raw than the template and replies; mostly "".
+    """
+
+    ids: Ints
+    parts: Parts
+    unmerged: str = ""
+
+    def __post_init__(self) -> None:
+        check_parts(self.parts, len(self.ids))
+
+
 def parts_behind(parts: Parts | None, dropped: int) -> Parts | None:
     """Return the parts of a text whose first tokens were dropped; None for all of it."""
     if parts is None:

@@ -26,10 +26,11 @@ from starlette.responses import JSONResponse, Response
 
 from umim_core.addresses import has_credentials
 from umim_core.errors import ConfigError, GenerationError, UmimError, require
+from umim_core.rules.matcher import PromptIds
 from umim_core.serving import guard
 from umim_core.serving import openai_api as api
 from umim_core.serving.prompt_merger import PromptMerger
-from umim_core.serving.prompt_reader import PromptReader, ReadPrompt, most_raw_tokens
+from umim_core.serving.prompt_reader import PromptReader
 from umim_core.serving.tool_calls import CallForm, Calls
 
 if TYPE_CHECKING:
@@ -151,13 +152,13 @@ class Gateway(guard.ApiServer):
             return path, document, None
         context = await self._context(request, document.get("model"))
         try:
-            most = most_raw_tokens(context, self._merger.rules.longest)
+            most = context and context * self._merger.rules.longest
             read = await self._reader.read(prompt, most, calls)
         except GenerationError as error:  # the engine may have another template, or more room
             self.metrics.stays_raw("template", error.rule)
             return path, document, None
-        if read.left_raw:
-            self.metrics.stays_raw("template", read.left_raw)
+        if read.unmerged:
+            self.metrics.stays_raw("template", read.unmerged)
         ids = self._cut(read)
         counts = {"raw_prompt_tokens": len(read.ids), "merged_prompt_tokens": len(ids)}
         if path == api.COMPLETIONS:
@@ -205,9 +206,9 @@ class Gateway(guard.ApiServer):
         except api.ApiError:  # the engine may know more, or say why not
             return None, None, "tools"
 
-    def _cut(self, read: ReadPrompt) -> list[int]:
+    def _cut(self, read: PromptIds) -> list[int]:
         try:
-            merged = self._merger.merge(read.ids, read.ranges)
+            merged = self._merger.merge(read.ids, read.parts)
         except UmimError as error:
             self.metrics.stays_raw("merging", error.rule)
             merged = read.ids.tolist()

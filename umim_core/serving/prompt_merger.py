@@ -23,9 +23,8 @@ from safetensors.numpy import load_file, save
 
 from umim_core.config.form import check_raw_tail
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, require
-from umim_core.rules.grams import LONGEST, MAX_LONGEST, orders_to
 from umim_core.rules.matcher import Matcher, check_parts, segment_parts
-from umim_core.rules.ruleset import RuleOrigin, RuleSet
+from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.span_files import (
     ADAPTERS,
     RECORD,
@@ -68,10 +67,22 @@ class PromptMerger:
         rule = f"{beside} must be the tokenizer that the spans were exported with"
         remedy = "Restore it, or export the model again."
         require(same, TokenizerMismatchError, rule, "another file", remedy)
-        rules = _read_table(path, record)
+        try:
+            tensors = load_file(path)
+            table, lengths = tensors["ids"], tensors["lengths"].tolist()
+            spans = [tuple(row[:n]) for row, n in zip(table.tolist(), lengths, strict=True)]
+            rules = RuleSet.from_spans(spans, record.tokenizer_fingerprint or None)
+        except (SafetensorError, OSError, ValueError, KeyError, RuleSetError) as error:
+            raise ArtifactError(f"{path} must hold spans", str(error), REMEDY) from error
+        merger = cls(rules, record.vocab_size, record.raw_tail, record.roles)
+        behind = table[:, rules.longest :]  # no span need be as long as the longest may be
+        same = np.array_equal(merger.spans, table[:, : rules.longest]) and (behind == -1).all()
+        rule = f"{path} must hold {record.spans} spans of ids below {record.vocab_size}, sorted"
+        fits = same and len(rules) == record.spans and int(table.max(initial=0)) < record.vocab_size
+        require(bool(fits), ArtifactError, rule, f"another table, {table.shape}", REMEDY)
         if tokenizer_fingerprint is not None:
             rules.check_tokenizer(tokenizer_fingerprint)
-        return cls(rules, record.vocab_size, record.raw_tail, record.roles)
+        return merger
 
     def write(self, directory: Path) -> None:
         """Write both files into a directory that holds tokenizer and adapters already, if any."""
@@ -142,30 +153,3 @@ class PromptMerger:
         rows = np.where((merged < self.vocab_size)[:, None], -1, self.spans[index])
         rows[:, 0] = np.where(merged < self.vocab_size, merged, rows[:, 0])
         return [int(token) for token in rows[rows >= 0]]
-
-
-def _read_table(path: Path, record: SpanRecord) -> RuleSet:
-    """Read the spans and check them against the format."""
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ArtifactError(f"{path} must hold tensors", str(error), REMEDY) from error
-    count, size = record.spans, record.vocab_size
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    width = shapes.get("ids", (0, 0))[-1]
-    fits = shapes == {"ids": (count, width), "lengths": (count,)}
-    rule = f"{path} must hold ids [{count}, {LONGEST} to {MAX_LONGEST}] and lengths [{count}]"
-    require(fits and LONGEST <= width <= MAX_LONGEST, ArtifactError, rule, shapes, REMEDY)
-    ids, lengths, orders = tensors["ids"], tensors["lengths"], orders_to(width)
-    sorted_lengths = np.isin(lengths, orders).all() and not (np.diff(lengths) < 0).any()
-    rule = f"{path} must hold spans of 2 to {width} ids, sorted"
-    require(bool(sorted_lengths), ArtifactError, rule, path.name, REMEDY)
-    most = int(ids.max(initial=0))
-    require(most < size, ArtifactError, f"span ids must lie in 0..{size - 1}", most, REMEDY)
-    by_order = {n: np.ascontiguousarray(ids[lengths == n, :n], dtype=np.int32) for n in orders}
-    support = {n: np.ones(len(rows), dtype=np.int64) for n, rows in by_order.items()}
-    origin = RuleOrigin(tokenizer_fingerprint=record.tokenizer_fingerprint or None)
-    try:
-        return RuleSet(by_order, support, origin)
-    except RuleSetError as error:
-        raise ArtifactError(f"{path} must hold sorted spans", str(error), REMEDY) from error

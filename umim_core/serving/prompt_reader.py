@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.errors import ContextLengthError, require
+from umim_core.rules.matcher import PromptIds
 from umim_core.serving.openai_api import ChatPrompt
 from umim_core.serving.tool_calls import Calls
 from umim_core.text.chat_parts import encode_parts, write_chat
@@ -25,14 +25,6 @@ from umim_core.text.token_ids import encode
 
 _LONG: Final = 1 << 16  # characters
 Result = TypeVar("Result")
-
-
-class ReadPrompt(NamedTuple):
-    """Raw ids [T] of a prompt, the ranges that may merge, and why more of a chat stays raw."""
-
-    ids: NDArray[np.int64]
-    ranges: tuple[tuple[int, int], ...]
-    left_raw: str = ""
 
 
 class Lanes:
@@ -67,7 +59,7 @@ class PromptReader:
         prompt: str | list[int] | ChatPrompt,
         most_tokens: int | None,
         calls: Calls | None = None,
-    ) -> ReadPrompt:
+    ) -> PromptIds:
         """Return a prompt that may have so many raw tokens, a chat with the tools it may call.
 
         A text gets the special tokens that the tokenizer adds. Ids are checked by the engine.
@@ -81,8 +73,8 @@ class PromptReader:
 
     def _read(
         self, prompt: str | list[int] | ChatPrompt, most: int | None, calls: Calls | None
-    ) -> ReadPrompt:
-        ranges, left_raw = None, ""
+    ) -> PromptIds:
+        ranges, unmerged = None, ""
         if isinstance(prompt, str):
             self._check_text(prompt, most)
             ids = np.array(encode(self._tokenizer, prompt, None), dtype=np.int64)
@@ -96,18 +88,13 @@ class PromptReader:
             text = written.text + (calls.begun if calls else "")
             self._check_text(text, most)
             ids, ranges = encode_parts(self._tokenizer, text, written.places)
-            left_raw = written.unmerged
+            unmerged = written.unmerged
         _check_count(len(ids), most)
-        return ReadPrompt(ids, ((0, len(ids)),) if ranges is None else ranges, left_raw)
+        return PromptIds(ids, ((0, len(ids)),) if ranges is None else ranges, unmerged)
 
     def _check_text(self, text: str, most: int | None) -> None:
         if most is not None and self._longest is not None:
             _check_count(-(-len(text.encode("utf-8", "surrogatepass")) // self._longest), most)
-
-
-def most_raw_tokens(positions: int | None, of_a_unit: int) -> int | None:
-    """Return how many raw tokens may fit a context whose units hold at most so many each."""
-    return None if positions is None else positions * of_a_unit
 
 
 def _check_count(count: int, most: int | None) -> None:

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from umim_core.errors import GenerationError
 from umim_core.serving.openai_api import ChatPrompt, bad_field
 from umim_core.text.template_process import parse_reply, template_for
+from umim_core.text.text_stream import begun
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FENCE, _FENCE_END = "```json", "```"
@@ -235,9 +236,3 @@ def json_values(text: str) -> list[Any]:
         values += value if isinstance(value, list) else [value]
         text = text[end:].lstrip()
     return values
-
-
-def begun(text: str, mark: str) -> int:
-    """Return how many characters at a text's end might begin a mark."""
-    most = min(len(text), len(mark) - 1)
-    return next((n for n in range(most, 0, -1) if text.endswith(mark[:n])), 0)

@@ -36,7 +36,6 @@ from umim_core.config.recipe import DistillConfig
 from umim_core.errors import CorpusError, require
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.prompts import PromptIds
 from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.likelihood import score_rows
 from umim_core.merging.merged_model import MergedModel
@@ -44,7 +43,7 @@ from umim_core.mining.mine import candidate_spans
 from umim_core.mining.span_choice import choose_spans
 from umim_core.model.umim import UMIM
 from umim_core.progress import duration, followed, logger
-from umim_core.rules.matcher import token_reduction
+from umim_core.rules.matcher import PromptIds, token_reduction
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import (
     canonical_json,

@@ -13,6 +13,7 @@ import ray
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import Cluster
 from tasks.cluster.worker_tasks import (
+    _call,
     cores_of_a_call,
     run_on_cluster,
     run_on_workers,
@@ -104,7 +105,7 @@ def test_without_a_shared_root_what_writes_must_fit_on_the_node_of_the_driver(
 ) -> None:
     lease = away(monkeypatch, cores - 1, shared=False)
     with pytest.raises(ClusterError) as raised:
-        run_on_cluster(lease, {"": int}, lambda *_: None, cores, writes=True)
+        run_on_cluster(lease, {"": int}, lambda *_: None, cores, writes=Path())
     assert raised.value.rule.startswith(f"the driver's node of the Ray cluster must offer {cores}")
     assert raised.value.value == f"{cores - 1}"
     assert "UMIM_SCRATCH" in raised.value.remedy
@@ -133,6 +134,14 @@ def test_tokenising_on_a_driver_without_cores_is_refused_if_no_other_node_has_it
     job = tokenizing.TokenJob("x", 0, TokenIds(path="ids.npy"), tmp_path, TOKENIZER)
     with pytest.raises(ClusterError, match=r"the driver's node .* must offer 1 CPUs .*; got 0"):
         tokenizing._run_on_cluster([job], away(monkeypatch, 0, shared=False))
+
+
+def test_a_worker_that_does_not_see_the_folder_to_write_into_writes_nothing(tmp_path: Path) -> None:
+    unseen = tmp_path / "root"
+    with pytest.raises(ClusterError, match=rf"must share the artifact root; got {unseen}, which"):
+        _call(partial(Path.mkdir, unseen / "x", parents=True), unseen)
+    assert not unseen.exists()
+    assert _call(partial(int, "7"), tmp_path) == 7
 
 
 @pytest.mark.parametrize(("workers", "at_once"), [(1, 2), (2, 1)])

@@ -192,8 +192,8 @@ def test_a_worker_that_cannot_write_says_where(
     folder: Path, reference: TokenizerRef, lease: ClusterLease
 ) -> None:
     (folder / "out").write_text("in the way")
-    jobs = split_jobs("x", TextFiles(paths=(f"{folder}/*.txt",)), folder / "out" / "x", reference)
-    with pytest.raises(ArtifactError, match=r"out/x/0000\d\..* must be writable; got Not a dir"):
+    jobs = split_jobs("x", TextFiles(paths=(f"{folder}/*.txt",)), folder / "out", reference)
+    with pytest.raises(ArtifactError, match=r"out/0000\d\..* must be writable; got File exists"):
         tokenize_splits({"x": jobs}, lease)
 
 

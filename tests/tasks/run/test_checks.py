@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.small_recipe import least_recipe
-from tasks.run.checks import check_machine, check_named
+from tasks.run.checks import check_machine, check_named, check_positions
 from tasks.run.pipeline import open_pipeline
 from tasks.run.recipes import find_recipe
 from umim_core.config.recipe import Recipe
@@ -137,3 +137,11 @@ def test_a_root_that_goes_with_a_ray_job_is_refused(
     ):
         pass
     assert not unpacked.exists()
+
+
+def test_positions_of_a_nested_configuration_are_those_of_its_text(tmp_path: Path) -> None:
+    config = {"model_type": "gemma3", "text_config": {"max_position_embeddings": 128}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    recipe = least_recipe(cells=[{"backbone": str(tmp_path)}], segment_length=256)
+    with pytest.raises(ConfigError, match=r"segment_length must be at most 128, .*; got 256"):
+        check_positions(recipe)

@@ -54,7 +54,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import ConfigError, CorpusError, did_you_mean, require
 from umim_core.evaluation.generated_rows import GeneratedText
-from umim_core.evaluation.model_args import checkpoint_config, one_line_errors
+from umim_core.evaluation.model_args import checkpoint_config, named_checkpoint, one_line_errors
 from umim_core.evaluation.sizes import REDUCTIONS
 from umim_core.evaluation.text_metrics import TextMetric, find_metrics, mean_figures
 from umim_core.store.artifacts import directory_digest
@@ -339,7 +339,8 @@ def _named(metadata: Mapping[str, object]) -> tuple[str, str | None]:
         if isinstance(name, str):
             return name, revision if isinstance(revision, str) else None
     checkpoint = metadata.get("checkpoint")
-    config = checkpoint_config(checkpoint if isinstance(checkpoint, str | Checkpoint) else None)
+    given = checkpoint if isinstance(checkpoint, str | Checkpoint) else None
+    config = checkpoint_config(named_checkpoint(given))
     return config.backbone, config.backbone_revision
 
 
