@@ -23,9 +23,9 @@ from umim_core.store.artifacts import canonical_json, directory_digest, sha256_b
 _HEADINGS: Final = ("", "base model", "UMIM", "truncation", "best other", "saving")
 _SMALL: Final = "SmolLM2-135M"
 _LARGE: Final = "Qwen2.5-Coder-0.5B"
-_CALLS: Final = {  # newest first, with the result file's checkpoint
-    "Qwen2.5-Coder-1.5B": "umim-qwen-coder-1.5b-tools",
+_CALLS: Final = {  # with the result file's checkpoint
     _LARGE: "umim-qwen-coder-0.5b-tools",
+    "Qwen2.5-Coder-1.5B, quotes behind names merged": "umim-qwen-coder-1.5b-tools",
 }
 _MERGED: Final = (  # after layer 4, with the result file and its subject
     (_SMALL, "smollm2", "inside"),
@@ -51,7 +51,7 @@ def readme_table() -> str:
     rows = (
         _answers(_LARGE, "chats", large),
         _answers(_LARGE, "documents", large),
-        *(_calls(model) for model in _CALLS),
+        _calls(_LARGE),
         _functions(_read("problems-qwen-all")["sets"]["humaneval"]),
         _second_halves(_read("second_half-smollm2")["points"]),
         _of_the_authors(),
@@ -135,7 +135,7 @@ def size_table() -> str:
     """Return what merging costs models of growing size; rows of the paper are marked as such."""
     rows = [
         *(_merged_english(*model) for model in _MERGED),
-        *(_calls_of_size(model) for model in reversed(_CALLS)),
+        *map(_calls_of_size, _CALLS),
         *(_reported(model) for model in ("GPT2-XL", "Llama-3.2-1B", "Llama-3-8B")),
     ]
     return table_markdown(Table(_SIZES, rows, left=(0, 1))) + "\n"
@@ -167,12 +167,8 @@ def readme_words() -> str:
     """Return the sentences whose figures are those of result files: answers, calls, time."""
     large, small = (_read(f"answers-{name}")["lists"] for name in ("qwen-coder-0.5b", "smollm2"))
     chats, pages = (large[asked]["sides"][_SIDE] for asked in ("chats", "documents"))
-    right = [
-        f"{side['right']} of {side['questions']} ({model})"
-        for model in _CALLS
-        for side in [_sides_of_calls(model)["base"]]
-    ]
-    white = _sides_of_calls(_LARGE)["no white space"]
+    sides = _sides_of_calls(_LARGE)
+    base, white = sides["base"], sides["no white space"]
     umim, truncation = (
         _percent(1 - small["chats"]["sides"][side]["kept"] / small["chats"]["accepted"])
         for side in (_SIDE, "truncation")
@@ -186,10 +182,11 @@ def readme_words() -> str:
     )
     results = _read("second_source-qwen")["kinds"]["results"]
     calls = (
-        f"**Calls**: base models are right on {' and '.join(right)} questions on functions that "
-        f"no training saw. Other methods were asked {white['questions']} of them. Try JSON without "
-        f"white space first: it works in any engine. On tool results {results['kept']} of "
-        f"{results['base']} answers were kept ([orders](docs/results/second_source-qwen.md))."
+        f"**Calls**: the base model is right on {base['right']} of {base['questions']} questions "
+        f"on functions that no training saw. Other methods were asked {white['questions']}. Try "
+        f"JSON without white space first: it works in any engine. On tool results "
+        f"{results['kept']} of {results['base']} answers were kept "
+        "([orders](docs/results/second_source-qwen.md))."
     )
     time = (
         f"**Time** of one CPU thread to the first token, {_SMALL} in the paper's form, "

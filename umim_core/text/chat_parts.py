@@ -20,8 +20,8 @@ the marks, whatever the template does with replies::
 Schemas get a key that nothing else has instead, and are found where the template language's
 ``tojson`` wrote them with it. What a call must spell stays raw: names of functions and of
 parameters, up to the quotes that end them, types of values but for texts, and values to choose
-from, as ``enum`` and ``const`` list them. So do values in contents that are JSON, since answers
-repeat them; long texts merge.
+from, as ``enum`` and ``const`` list them; names under ``required`` merge. In results of
+tools that are JSON, numbers and short values stay raw, since answers repeat them.
 """
 
 from __future__ import annotations
@@ -64,8 +64,10 @@ _JSON: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|[^\s{}\[\],:"]+')
 _CHOICES: Final = ('"enum"', '"const"')
 _TYPE: Final = '"type"'
 _UNSPELLED: Final = ('"function"', '"string"', '"object"', '"dict"')  # types that calls do not show
-# Texts of JSON, with the colon behind a key, and other values than numbers, whose digits stay raw.
-_VALUES: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(?:\s*:)?|true|false|null')
+# Texts of JSON, with the colon behind a key, and other values.
+_VALUES: Final = re.compile(
+    r'"[^"\\]*(?:\\.[^"\\]*)*"(?:\s*:)?|true|false|null|NaN|-?(?:Infinity|\d[\d.eE+-]*)'
+)
 _SHORT: Final = 32  # characters of a value in JSON; a longer text is prose
 _PROPERTIES: Final = '"properties"'
 _PARAMETERS: Final = ('"parameters"', '"parameter_definitions"')
@@ -355,8 +357,7 @@ class _Marks:
             ):
                 place = same.place(at, at + len(core))
                 if place is not None:
-                    merging = schema_places if role == _SCHEMA else text_places
-                    places += merging(core, place[0])
+                    places += _places_of(role)(core, place[0])
                     raw.discard(number)
         unmerged = _SCHEMAS if raw or (keyed and len(written) < len(self._tools)) else ""
         if any(self._cores[number][0] != _SCHEMA for number in raw):
@@ -399,14 +400,26 @@ def schema_places(schema: str, start: int = 0) -> list[Place]:
     return _between(sorted(_spelled(schema)), len(schema), start)
 
 
-def text_places(content: str, start: int = 0) -> list[Place]:
-    """Return the places of a content, which begins at ``start``: JSON without its short values."""
-    return _between(_values(content) if is_json(content) else (), len(content), start)
+def result_places(result: str, start: int = 0) -> list[Place]:
+    """Return the places of what a tool returns, from ``start`` on: JSON without short values."""
+    return _between(_values(result) if is_json(result) else (), len(result), start)
+
+
+def _whole(content: str, start: int) -> list[Place]:
+    return [(start, start + len(content))]
+
+
+def _places_of(role: str) -> Callable[[str, int], list[Place]]:
+    """Return what gives the places of a content of a role that may merge."""
+    if role == _SCHEMA:
+        return schema_places
+    return result_places if MESSAGE_ROLES.get(role) == "tool" else _whole
 
 
 def is_json(text: str) -> bool:
     """Return whether a text is an object or a list of JSON."""
-    if text.lstrip()[:1] not in ("{", "["):
+    text = text.strip()
+    if not text.startswith(("{", "[")):
         return False
     try:
         json.loads(text)
@@ -422,13 +435,18 @@ def _between(raw: Iterable[Place], size: int, start: int) -> list[Place]:
     return [(start + first, start + end) for first, end in pairs if first < end]
 
 
-def _values(content: str) -> Iterator[Place]:
-    """Yield where JSON has values that are short, texts without their quotes; no numbers."""
-    for found in _VALUES.finditer(content):
-        quoted = found[0][0] == '"'
-        first, end = found.start() + quoted, found.end() - quoted
-        if found[0][-1] != ":" and 0 < end - first <= _SHORT:
-            yield first, end
+def _values(result: str) -> Iterator[Place]:
+    """Yield where JSON has numbers and values of few characters, texts without their quotes."""
+    for found in _VALUES.finditer(result):
+        text, first, end = found[0], *found.span()
+        if text[-1] == ":":
+            continue
+        if text[0] == '"':
+            size = end - first - 2
+            if size == 0 or (size > _SHORT and len(json.loads(text, strict=False)) > _SHORT):
+                continue
+            first, end = first + 1, end - 1
+        yield first, end
 
 
 def _spelled(schema: str) -> Iterator[Place]:
@@ -453,7 +471,8 @@ def _spelled(schema: str) -> Iterator[Place]:
         else:
             key = "" if level.of in _MAPS or choices else level.key
             if text in ("{", "["):
-                choices = (len(levels), found.start()) if key in _CHOICES else choices
+                listed = key in _CHOICES or (key == _TYPE and text == "[")
+                choices = (len(levels), found.start()) if listed else choices
                 if level.loose is not None and text == "{":
                     level.loose.append(level.place)
                     level.loose = None if key == _PROPERTIES else level.loose

@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError, require
 from umim_core.rules.matcher import Parts
-from umim_core.text.chat_parts import encode_parts, schema_places, text_places
+from umim_core.text.chat_parts import encode_parts, is_json, result_places, schema_places
 from umim_core.text.files import CorpusFile, SourceKind, expand, kind_of
 from umim_core.text.roles import MESSAGE_ROLES
 from umim_core.text.roles import Role as MergedRole
 from umim_core.text.rows import decoded, json_rows
+from umim_core.text.token_ids import encode
 from umim_core.text.tokens import PIECE_CHARS
 
 if TYPE_CHECKING:
@@ -60,14 +61,16 @@ class Piece:
     @property
     def has_raw(self) -> bool:
         """Whether some of it stays raw though its role's texts may merge; never of a long text."""
-        json_of_others = self.content == "json" and self.role not in ("assistant", "text")
-        return len(self.text) <= PIECE_CHARS and (self.role == "tools" or json_of_others)
+        is_result = self.role == "tool" and self.content == "json"
+        return len(self.text) <= PIECE_CHARS and (self.role == "tools" or is_result)
 
     def encoded(self, tokenizer: PreTrainedTokenizerBase) -> tuple[NDArray[np.int64], Parts]:
         """Return its ids [T], and the tokens that may merge as (first token, end)."""
-        merging = schema_places if self.role == "tools" else text_places
-        places = merging(self.text) if self.has_raw else [(0, len(self.text))]
-        return encode_parts(tokenizer, self.text, places)
+        if not self.has_raw:
+            ids = np.array(encode(tokenizer, self.text), dtype=np.int64)
+            return ids, ((0, len(ids)),)
+        places = schema_places if self.role == "tools" else result_places
+        return encode_parts(tokenizer, self.text, places(self.text))
 
 
 @dataclass(frozen=True)
@@ -353,7 +356,7 @@ def _parsed(text: str) -> object:
 
 
 def _content_of(text: str) -> Content:
-    if text.lstrip().startswith(("{", "[")) and _parsed(text) is not None:
+    if is_json(text):
         return "json"
     fenced = text.split("```")[1::2]
     return "code" if 2 * sum(map(len, fenced)) > len(text) else "prose"
