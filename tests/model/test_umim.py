@@ -74,7 +74,12 @@ def test_the_units_of_a_prompt_are_those_of_its_compression(
 
 def test_no_prompt_is_told_as_that_and_uses_up_no_state(tiny_umim: UMIM) -> None:
     state = tiny_umim.generate(WORDS, max_new_tokens=1).state
-    for past, message in ((None, "at least one prompt"), (state, "one prompt per row; got 0")):
+    both = tiny_umim.generate([WORDS, WORDS], max_new_tokens=1).state
+    for past, message in (
+        (None, "at least one prompt"),
+        (state, "one prompt per row; got 0"),
+        (both, "one prompt per row; got 0"),
+    ):
         with pytest.raises(UmimError, match=message):
             tiny_umim.generate([], past=past)
     assert tiny_umim.generate(WORDS, past=state, max_new_tokens=1).text

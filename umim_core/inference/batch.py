@@ -269,7 +269,8 @@ class Batch(Generic[C]):
                 held = int(kept.lengths[0])
                 tokens = int(read.cuts[0][0][held])
                 ids = tuple(read.ids[0][:tokens].tolist())
-                past, read = GenerationState((ids,), kept, model, True), read.behind(tokens, held)
+                past = GenerationState((ids,), kept, model, True, shared=False)
+                read = read.behind(tokens, held)
                 for row in rows:
                     row.reused = held
         several = self._store is not None or len(rows) > 1

@@ -101,7 +101,7 @@ class Engine:
         Yields:
             The rows after every token.
         """
-        state = None if past is None else past.fork(len(prompts), self.merged_model)
+        state = None if past is None else past.for_turn(len(prompts), self.merged_model)
         rows, columns, timings = yield from Batch(self).run(prompts, options, state)
         after = GenerationState(tuple(tuple(row.raw) for row in rows), columns, self.merged_model)
         if options.span_eviction is not None:
@@ -115,7 +115,7 @@ class Engine:
         cache = self._cache_for(read, options, 1, None, several=False)
         self._prefill(read, cache, [0])
         ids, spans = (tuple(read.ids[0].tolist()),), merged_spans(read.cuts[0])
-        return Prefix(ids, cache, self.merged_model, True, spans)
+        return Prefix(ids, cache, self.merged_model, True, spans=spans)
 
     def begin(
         self,
@@ -138,7 +138,7 @@ class Engine:
         past: GenerationState | None,
         several: bool,
     ) -> UnitCache:
-        """Return a cache with room for so many new tokens: a new one, or that of ``past``."""
+        """Return a cache with room for so many new tokens: new, or a copy of ``past``'s."""
         units = prompts.packed.unit_counts.cpu()
         raw = prompts.packed.raw_counts.cpu()
         if past is not None and past.cache is not None:
@@ -154,11 +154,16 @@ class Engine:
             check_attention_window(self.backbone.model.config, max(limit, highest))
         if past is None or past.cache is None:
             return UnitCache.empty(self.merged_model, len(units), limit, most_raw)
+        cache = past.cache
+        if past.shared:
+            several_rows = len(cache.lengths) > 1
+            rows = range(len(units))
+            cache = UnitCache.of_rows([(cache, row if several_rows else 0) for row in rows])
         # Short prompts are padded to the widest, wherever their rows begin.
-        padded = int(past.cache.lengths.max()) + prompts.packed.token_ids.shape[1]
+        padded = int(cache.lengths.max()) + prompts.packed.token_ids.shape[1]
         wide = max(len(ids) for ids in past.raw_ids) + max(map(len, prompts.ids))
-        past.cache.allow(max(limit, padded), max(most_raw, wide))
-        return past.cache
+        cache.allow(max(limit, padded), max(most_raw, wide))
+        return cache
 
     def _prefill(self, prompts: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
         """Fill the cache with the prompts' units; return the logits after each row's last [B, V].

@@ -208,19 +208,21 @@ class GenerationState:
 
     The last token of a row was chosen but never fed; the next turn feeds it first. A turn copies
     the cache and never writes into it, so several threads may continue a state at once. It holds
-    the cache's memory until it is released or forgotten.
+    the cache's memory, beside the copy's, until it is released or forgotten.
 
     Attributes:
         raw_ids: Raw ids of each row.
         cache: The columns; None once the state was released.
         merged_model: The model that wrote them.
         all_fed: Whether the last tokens were fed, too.
+        shared: Whether a turn must copy the cache.
     """
 
     raw_ids: tuple[tuple[int, ...], ...] = field(repr=False)
     cache: UnitCache | None = field(repr=False)
     merged_model: MergedModel = field(repr=False)
     all_fed: bool = False
+    shared: bool = True
 
     @property
     def fed_ids(self) -> tuple[tuple[int, ...], ...]:
@@ -231,8 +233,8 @@ class GenerationState:
     def unfed(self) -> list[int] | None:
         return None if self.all_fed else [ids[-1] for ids in self.raw_ids]
 
-    def fork(self, prompts: int, merged_model: MergedModel) -> GenerationState:
-        """Return a state for a turn of so many prompts by a model, with a cache of its own.
+    def for_turn(self, prompts: int, merged_model: MergedModel) -> GenerationState:
+        """Return a state for a turn of so many prompts by a model; its cache is not copied yet.
 
         A state of one row goes on for all of its prompts.
         """
@@ -253,15 +255,14 @@ class GenerationState:
             "Continue it with the same loaded model.",
         )
         require(
-            rows in (1, prompts),
+            prompts > 0 and rows in (1, prompts),
             GenerationError,
             "a continued state needs one prompt per row",
             f"{prompts} prompts, {rows} rows",
             "Pass as many prompts as the output has rows.",
         )
-        copies = [(cache, row if rows > 1 else 0) for row in range(prompts)]
         ids = self.raw_ids if rows > 1 else self.raw_ids * prompts
-        return GenerationState(ids, UnitCache.of_rows(copies), merged_model, self.all_fed)
+        return GenerationState(ids, cache, merged_model, self.all_fed)
 
     def release(self) -> None:
         """Give the cache's memory up; the state cannot be continued any more."""
