@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -52,7 +53,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": 0}, "out of range; got .max_new_tokens. must be greater than 0"),
     ({"max_new_tokens": 1.5}, "max_new_tokens: it should be a valid integer; got 1.5"),
     ({"max_new_tokens": True}, "max_new_tokens: it should be a valid integer; got True"),
-    ({"config": config(max_new_tokens="2")}, "out of range"),
+    ({"config": config(max_new_tokens=True)}, "max_new_tokens: .* valid integer; got True"),
+    ({"config": config(max_new_tokens="2")}, "max_new_tokens: .* valid integer; got 2"),
     ({"config": {"max_new_tokens": 3}}, "instance of GenerationConfig; got {.max_new_tokens"),
     ({"config": config(), "generation_config": config()}, "once; got .*generation_config.*config"),
     ({"config": config(num_beams=4)}, "num_beams"),
@@ -102,7 +104,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 99}, "logprobs must lie between 0 and"),
     ({"logits_processor": print}, "logits_processor: it should be a valid list"),
     ({"stopping_criteria": print}, "stopping_criteria: it should be a valid list"),
-    ({"streamer": print}, "streamer: it should be an instance of Streamer"),
+    ({"streamer": print}, r"streamer: it should be an object with put\(\) and end\(\); got"),
+    ({"streamer": SimpleNamespace(put=5, end=6)}, r"with put\(\) and end\(\); got namespace"),
     ({"observer": 5}, "observer: it should be callable; got 5"),
     ({"past": "state"}, "past must be a state or a prefix; got str"),
     ({"options": {"seed": 1}}, "options must be a GenerateOptions; got dict"),
@@ -120,9 +123,17 @@ def test_an_option_that_cannot_be_honoured_is_refused(
 
 
 def test_a_streamer_is_what_takes_ids_and_an_end(tiny_umim: UMIM) -> None:
-    streamer = SimpleNamespace(put=Mock(), end=Mock())
-    tiny_umim.generate(TEXT, streamer=streamer, max_new_tokens=2)
-    assert streamer.put.called and streamer.end.called
+    for streamer in (SimpleNamespace(put=Mock(), end=Mock()), Mock()):
+        tiny_umim.generate(TEXT, streamer=streamer, max_new_tokens=2)
+        assert streamer.put.called and streamer.end.called
+
+
+def test_streams_are_any_sequence_of_numbers(tiny_umim: UMIM) -> None:
+    sampled = {"do_sample": True, "seed": 1, "n": 3, "max_new_tokens": 3}
+    pair = namedtuple("pair", "a b c")(0, 1, 2)
+    expected = tiny_umim.generate(TEXT, streams=[0, 1, 2], **sampled)
+    for streams in (range(3), (0, 1, 2), pair):
+        assert tiny_umim.generate(TEXT, streams=streams, **sampled) == expected
 
 
 def test_a_stream_takes_one_row(tiny_umim: UMIM) -> None:

@@ -13,10 +13,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Annotated, Any, Final, Protocol, runtime_checkable
+from typing import Annotated, Any, Final
 
 from annotated_types import Ge
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
@@ -75,11 +76,15 @@ SAMPLING: Final[dict[str, object]] = {
 _Natural = Annotated[int, Ge(0)]
 
 
-@runtime_checkable
-class Streamer(Protocol):
-    def put(self, value: Any) -> None: ...
+def _listed(value: object) -> object:
+    plain = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return list(value) if plain else value
 
-    def end(self) -> None: ...
+
+def _streamer(value: object) -> object:
+    if value is None or all(callable(getattr(value, name, None)) for name in ("put", "end")):
+        return value
+    raise PydanticCustomError("streamer", "it should be an object with put() and end()")
 
 
 class _Types(BaseModel):
@@ -95,13 +100,13 @@ class _Types(BaseModel):
     n: int | None
     seed: _Natural | None
     span_eviction: _Natural | None
-    streams: Sequence[_Natural] | None
+    streams: Annotated[list[_Natural] | None, BeforeValidator(_listed)]
     logprobs: _Natural | None
     decode_max_damage: Annotated[float, Ge(-math.inf)] | None  # a number
     overlong: Overlong
     logits_processor: list[Any] | None
     stopping_criteria: list[Any] | None
-    streamer: Streamer | None
+    streamer: Annotated[Any, AfterValidator(_streamer)]
     observer: Callable[..., Any] | None
 
 
@@ -152,8 +157,12 @@ class GenerateOptions(PlainOptions):
 
     def __post_init__(self) -> None:
         """Refuse what no model could do."""
+        given = {name: getattr(self, name) for name in _Types.model_fields}
+        said = vars(self.config) if isinstance(self.config, GenerationConfig) else {}
         try:
-            _Types.model_validate({name: getattr(self, name) for name in _Types.model_fields})
+            _Types.model_validate(
+                {name: said.get(name) if each is None else each for name, each in given.items()}
+            )
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             rule = f"{first['loc'][0]}: {first['msg'].replace('Input', 'it')}"
