@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -106,3 +106,19 @@ def test_a_long_text_of_bytes_that_are_no_text_takes_no_time() -> None:
     began = time.process_time()
     assert "".join(map(stream.push, ids)) + stream.finish() == bytes(ids).decode(errors="replace")
     assert time.process_time() - began < 3
+
+
+RUNS = st.one_of(
+    st.binary(max_size=3),
+    st.text(max_size=3).map(str.encode),
+    st.builds(bytes.__mul__, st.sampled_from([b"\xff", b"\x80", b"\xe3"]), st.integers(10, 40)),
+)
+
+
+@given(st.lists(RUNS, max_size=8).map(b"".join))
+@example(b"\xff" * 15 + "こ".encode())
+@example(b"\x80" * 15 + "éA".encode())
+@example(b"\xff" * 12 + "こ".encode() + b"\xff" * 2 + "🙂".encode())
+def test_characters_behind_any_run_of_broken_bytes_are_shown(data: bytes) -> None:
+    stream = TextStream(lambda part: bytes(part).decode(errors="replace"))
+    assert "".join(map(stream.push, data)) + stream.finish() == data.decode(errors="replace")

@@ -7,6 +7,7 @@ from typing import Final
 
 _BROKEN: Final = "\ufffd"  # what bytes decode to that are no character, or not yet
 _MOST_BROKEN: Final = 16  # tokens that are read together, in case their bytes become characters
+_OPEN: Final = 3  # of these, the last that the next may complete: a character has up to four bytes
 
 
 class TextStream:
@@ -48,23 +49,38 @@ class TextStream:
             return self._add(special, shown=special in self._marks)
         self._tail.append(token)
         text, waiting = self._decode(self._tail), len(self._tail) - self._decoded
-        if text.endswith(_BROKEN) and waiting < _MOST_BROKEN:
+        if not text.endswith(_BROKEN):
+            return self._add(self._behind(text))
+        if waiting < _MOST_BROKEN:
             return ""
-        return self._add(self._behind(text))
+        return self._add(self._behind(*self._before_a_character(text)))
 
     def finish(self) -> str:
         """Return what is left when the row has ended: held back text, and half a character."""
         shown = self._add(self._behind(self._decode(self._tail)))
         return shown + self._take(len(self._held))
 
-    def _behind(self, text: str) -> str:
-        """Return what the tail's text adds to what was decoded before."""
-        fresh = self._tail[self._decoded :]
+    def _before_a_character(self, text: str) -> tuple[str, int | None]:
+        """Return the tail's text before the last bytes, and its tokens.
+
+        A character has up to four bytes: the last three tokens may begin one, and those before may
+        end in one that only they complete. None: everything, where no cut gives the same text.
+        """
+        for end in range(len(self._tail) - _OPEN, self._decoded, -1):
+            before = self._decode(self._tail[:end])
+            if before + self._decode(self._tail[end:]) == text:
+                return before, end
+        return text, None
+
+    def _behind(self, text: str, end: int | None = None) -> str:
+        """Return what the text of the tail, or its beginning, adds to what was decoded before."""
+        fresh = self._tail[self._decoded : end]
         # One wrong byte can turn a whole run of bytes, decoded before, into replacements.
         rewritten = not text.startswith(self._before)
         added = self._decode(fresh) if rewritten else text[len(self._before) :]
         if added:
-            self._tail, self._decoded, self._before = fresh, len(fresh), self._decode(fresh)
+            self._tail = self._tail[self._decoded :]
+            self._decoded, self._before = len(fresh), self._decode(fresh)
         return added
 
     def _add(self, text: str, shown: bool = True) -> str:
