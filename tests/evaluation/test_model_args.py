@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluation.conftest import likelihoods
+from tests.evaluation.conftest import likelihoods, rolling
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import CheckpointError, ConfigError, GenerationError
@@ -44,16 +44,17 @@ REFUSED = [
     ({"merge": "none", **BASELINE}, "merges prompts only; got .*truncation.*none"),
     ({"target_tr": 0.1, "method": "h2o", "raw_tail": 2}, "raw_tail changes nothing"),
     ({"method": "truncatoin"}, "baseline must be one of .* mean 'truncation'"),
+    ({"dtype": "float31"}, "dtype must be one of .*; got float31"),
     ({"roles": "users"}, "roles must be some of user, system, tools, tool"),
     ({"roles": "user", "merge": "none"}, "roles say whose contents of a chat merge"),
 ]
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_arguments_that_do_not_go_together_are_refused_before_a_model_is_read(
+def test_arguments_that_do_not_go_together_are_refused_before_anything_is_fetched(
     options: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness, "open_model", None)
+    monkeypatch.setattr(harness, "named_checkpoint", None)
     with pytest.raises(ConfigError, match=message):
         UmimLM("umim-docs-llama", **options)
 
@@ -154,3 +155,22 @@ def test_a_hub_checkpoint_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match="hub repository within reach; got 'no-owner/no-name"):
         UmimLM("no-owner/no-name")
+
+
+def test_what_was_fetched_is_what_is_loaded(
+    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repository that moves on between configuration and weights changes nothing."""
+    fetched = iter([str(checkpoint_path), "a later revision"])
+    monkeypatch.setattr("umim_core.model.hub.snapshot_download", lambda *_, **__: next(fetched))
+    assert UmimLM("some/repository", device="cpu").merged_model.matcher is not None
+
+
+def test_bars_are_hidden_where_tqdm_is_asked_to(
+    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    model = UmimLM(str(checkpoint_path), "none", device="cpu")
+    capfd.readouterr()
+    model.loglikelihood_rolling(rolling(["the cat sat on the mat"]))
+    assert capfd.readouterr().err == ""

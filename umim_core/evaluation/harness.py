@@ -31,7 +31,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, shi
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.backbone.model_files import PUBLISHED
+from umim_core.backbone.model_files import PUBLISHED, check_dtype
 from umim_core.baselines.registry import find_baseline, own_model
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
@@ -198,10 +198,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         rule, remedy = "revision is that of a backbone on the hub", "Name the backbone, too."
         require(not revision or isinstance(backbone, str), ConfigError, rule, revision, remedy)
         reads = given != "none" or backbone is None
-        source = named_checkpoint(checkpoint) if reads else None
-        config = None if source is None else checkpoint_config(source)
-        self.merge, raw_tail = recommended(config, given, raw_tail, method, target_tr)
-        self.target = check_modes(
+        check = partial(
+            check_modes,
             compare=compare,
             match=match,
             method=method,
@@ -210,9 +208,15 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             budget=budget,
             roles=named_roles,
             allow_backbone_mismatch=allow_backbone_mismatch,
-            merge=self.merge,
-            raw_tail=raw_tail,
         )
+        # Before anything is fetched, and then with what the checkpoint recommends.
+        asked: Merge = "prompt" if given == "auto" else given
+        check(merge=asked, raw_tail=0 if raw_tail is None else raw_tail)
+        check_dtype(dtype)
+        source = named_checkpoint(checkpoint) if reads else None
+        config = None if source is None else checkpoint_config(source)
+        self.merge, raw_tail = recommended(config, given, raw_tail, method, target_tr)
+        self.target = check(merge=self.merge, raw_tail=raw_tail)
         named = LoadOptions(
             backbone=backbone,
             backbone_revision=revision,
@@ -397,7 +401,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             )
         hidden = disable_tqdm or bars_are_hidden()
         if self.scorer is None:
-            return cast("list[Any]", self._loglikelihood_tokens(pairs, hidden))
+            return self._loglikelihood_tokens(pairs, hidden)
         asked = [
             Request(np.array(context), np.array(answer), query, self.chats.parts(texts[0], context))
             for (texts, context, answer), query in zip(pairs, self._queries(requests), strict=True)
@@ -430,6 +434,17 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         ids = self.tok_encode(context + continuation, add_special_tokens=False)
         cut = int(ids[:1] == [self.prefix_token_id])
         return [self.prefix_token_id], ids[cut:]
+
+    def _loglikelihood_tokens(
+        self,
+        requests: list[Any],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[tuple[float, bool]]:
+        """Hide the bars of ``hf``, whose rolling loop asks for one per batch."""
+        hidden = disable_tqdm or bars_are_hidden()
+        found = super()._loglikelihood_tokens(requests, hidden, override_bs)
+        return cast("list[tuple[float, bool]]", found)
 
     @one_line_errors()
     def loglikelihood_rolling(

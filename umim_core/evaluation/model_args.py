@@ -158,11 +158,11 @@ def open_model(
 def checkpoint_config(source: str | Path | Checkpoint) -> CheckpointConfig:
     if isinstance(source, Checkpoint):
         return source.config
-    return read_config(resolve_checkpoint(fetch_checkpoint(source)))
+    return read_config(resolve_checkpoint(source))
 
 
 def named_checkpoint(checkpoint: str | Path | Checkpoint | None) -> str | Path | Checkpoint:
-    """Return a checkpoint, or the one that is taken where none is named."""
+    """Return a checkpoint, fetched once, or the one that is taken where none is named."""
     if isinstance(checkpoint, Checkpoint):
         return checkpoint
     name, origin = checkpoint, "checkpoint="
@@ -171,7 +171,7 @@ def named_checkpoint(checkpoint: str | Path | Checkpoint | None) -> str | Path |
     if not name:
         name, origin = default_checkpoint(), "the embedded default"
     _log.info("umim: checkpoint %s (from %s)", name, origin)
-    return name
+    return fetch_checkpoint(name)
 
 
 @contextmanager
