@@ -273,9 +273,9 @@ def test_what_was_written_is_read(folder: Path, spans: Spans) -> None:
         assert PromptMerger.load(folder).roles == roles
 
 
-def other_table(ids: list[list[int]], lengths: list[int]) -> Any:
+def other_table(ids: Any, lengths: Any, kind: Any = np.int8) -> Any:
     """Put other tensors with their digest."""
-    tensors: Any = {"ids": np.array(ids, np.int32), "lengths": np.array(lengths, np.int8)}
+    tensors: Any = {"ids": np.array(ids, np.int32), "lengths": np.array(lengths, kind)}
 
     def put(folder: Path) -> None:
         save_file(tensors, folder / TABLE)
@@ -300,6 +300,12 @@ SPOILT: list[tuple[Any, type[UmimError], str]] = [
     (other_table([[1, 2, -1, -1]] * 4, [2] * 4), ArtifactError, "spans .*sorted"),
     (other_table([[k, 9, 7, -1] for k in range(4)], [2] * 4), ArtifactError, "spans .*sorted"),
     (other_table([[*range(17)]] * 4, [17] * 4), ArtifactError, "must hold spans; got a rule must"),
+    *((other_table(*tensors), ArtifactError, r"needs ids \[K, N\] and lengths \[K\] of 2 to N")
+      for tensors in (
+          ([[1, 2]] * 4, [2.0] * 4, np.float32), ([[1, 2]] * 4, [[2]] * 4), ([1] * 4, [2] * 4),
+          ([[[1], [2]]] * 4, [2] * 4), ([[1, 2]] * 4, [3] * 4), ([[1, 2]] * 4, [-1] * 4),
+          ([[1, 2]] * 4, [2] * 3),
+      )),
     (lambda folder: change(folder, tokenizer_fingerprint="b" * 64), TokenizerMismatchError,
      "tokenizer"),
     (lambda folder: (folder / TOKENIZER).write_text('{"version": "1.0"}'), TokenizerMismatchError,

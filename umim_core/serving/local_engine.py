@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -346,13 +346,13 @@ class LocalEngine:
         try:
             rows = self._batch.join([job.prompt], job.options, shorten=job.shorten)
         except UmimError as error:
-            self._fail([job], error)
+            self._fail(job, error)
             return 0
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
             self._batch.forget()
-            self._fail([job], _no_memory(f"a prompt of {len(job.prompt.ids)} tokens"))
+            self._fail(job, _no_memory(f"a prompt of {len(job.prompt.ids)} tokens"))
             return 0
         first = rows[0]
         job._texts = [
@@ -393,13 +393,13 @@ class LocalEngine:
         """Fail all requests that run: a forward that broke off left their columns undefined."""
         rows, jobs = len(self._batch.rows), list(self._running)
         self._batch.drop()
-        self._fail(jobs, _no_memory(f"{rows} rows"))
+        for job in jobs:  # an error each: what catches one writes its traceback into it
+            self._fail(job, _no_memory(f"{rows} rows"))
         _log.warning("out of memory, %d requests failed", len(jobs))
 
-    def _fail(self, jobs: Sequence[Job], error: UmimError) -> None:
-        for job in jobs:
-            self._end(job)
-            job.deliver([error])
+    def _fail(self, job: Job, error: UmimError) -> None:
+        self._end(job)
+        job.deliver([error])
 
     def _end(self, job: Job) -> None:
         self._batch.leave([row for _, row, _ in job._texts])

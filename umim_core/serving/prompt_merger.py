@@ -69,8 +69,14 @@ class PromptMerger:
         require(same, TokenizerMismatchError, rule, "another file", remedy)
         try:
             tensors = load_file(path)
-            table, lengths = tensors["ids"], tensors["lengths"].tolist()
-            spans = [tuple(row[:n]) for row, n in zip(table.tolist(), lengths, strict=True)]
+            table, lengths = tensors["ids"], tensors["lengths"]
+            fits = table.ndim == 2 and lengths.shape == table.shape[:1]
+            fits = fits and table.dtype.kind == lengths.dtype.kind == "i"
+            fits = fits and all(2 <= n <= table.shape[1] for n in lengths.tolist())
+            rule, value = "it needs ids [K, N] and lengths [K] of 2 to N", (table, lengths)
+            require(fits, RuleSetError, rule, [f"{each.dtype}{each.shape}" for each in value])
+            rows = zip(table.tolist(), lengths.tolist(), strict=True)
+            spans = [tuple(row[:n]) for row, n in rows]
             rules = RuleSet.from_spans(spans, record.tokenizer_fingerprint or None)
         except (SafetensorError, OSError, ValueError, KeyError, RuleSetError) as error:
             raise ArtifactError(f"{path} must hold spans", str(error), REMEDY) from error
