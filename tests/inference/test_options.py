@@ -136,12 +136,15 @@ def test_streams_are_any_sequence_of_numbers(tiny_umim: UMIM) -> None:
         assert tiny_umim.generate(TEXT, streams=streams, **sampled) == expected
 
 
-def test_a_stream_takes_one_row(tiny_umim: UMIM) -> None:
+def test_a_stream_takes_one_row(tiny_umim: UMIM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(tiny_umim.stream(TEXT, max_new_tokens=2))  # no piece is empty
     streamer = TextStreamer(tiny_umim.tokenizer)
     with pytest.raises(UmimError, match="a streamer takes one row; got 2 rows"):
         tiny_umim.generate([TEXT, TEXT], streamer=streamer)
-    with pytest.raises(UmimError, match="a stream is of one row; got 2 rows"):
-        next(tiny_umim.stream([TEXT, TEXT], max_new_tokens=2))
+    monkeypatch.setattr(tiny_umim, "engine", None)  # refused before the first forward
+    for prompts, options in (([TEXT, TEXT], {}), (TEXT, {"n": 2, "do_sample": True})):
+        with pytest.raises(UmimError, match="a stream is of one row; got 2 rows"):
+            next(tiny_umim.stream(prompts, max_new_tokens=2, **options))
 
 
 def test_options_are_one_value_that_names_change(tiny_umim: UMIM) -> None:

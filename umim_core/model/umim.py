@@ -209,16 +209,15 @@ class UMIM:
         chosen = GenerateOptions.of(options, changes)
         text = TextStream(partial(decode, self.backbone.require_tokenizer()))
         inputs = (prompt, input_ids, attention_mask, add_special_tokens, tools)
-        steps = self._steps(*inputs, past, chosen)
+        steps = self._steps(*inputs, past, chosen, one_row=True)
         while True:
             try:
                 rows = next(steps)
             except StopIteration as end:
-                yield text.finish()
+                if piece := text.finish():
+                    yield piece
                 output: GenerationOutput = end.value
                 return output
-            rule, remedy = "a stream is of one row", "Stream one prompt and one sample."
-            require(len(rows) == 1, GenerationError, rule, f"{len(rows)} rows", remedy)
             if piece := text.push(rows[0].raw[-1]):
                 yield piece
 
@@ -277,6 +276,7 @@ class UMIM:
         tools: Tools | None,
         past: GenerationState | None,
         options: GenerateOptions,
+        one_row: bool = False,
     ) -> Generator[list[Row], None, GenerationOutput]:
         require(
             past is None or isinstance(past, GenerationState),
@@ -289,6 +289,9 @@ class UMIM:
         if mask is None and not isinstance(prompts, Mapping):
             warn_of_padding(items, self.backbone)
         options, roles = self._recommended(options.of_model(self.backbone))
+        rows = len(items) * options.samples
+        rule, remedy = "a stream is of one row", "Stream one prompt and one sample."
+        require(not one_row or rows <= 1, GenerationError, rule, f"{rows} rows", remedy)
         encoded = encode_prompts(items, self.backbone, past, add_special_tokens, tools, roles)
         generation = yield from self.engine.steps(encoded, options, past)
         reasons = tuple(p.unmerged if isinstance(p, PromptIds) else "" for p in encoded)
