@@ -43,6 +43,10 @@ def test_addresses_are_shown_without_credentials(name: str, safe: str) -> None:
         ("the method is missing", ("http://me:pw@host",), "the method is missing"),
         ("1://me:pw@h", (), "1://***@h"),
         *((long, (), long) for long in ("QUJD" * (1 << 18), "http://h/" + "?key" * 4000)),
+        *(
+            (long, (), long)
+            for long in (f"http://h{'://a:b' * (1 << 16)}{end}" for end in ("", "?@"))
+        ),
     ],
 )
 def test_texts_of_other_libraries_lose_credentials(

@@ -46,7 +46,11 @@ def redacted(name: str) -> str:
     """Return a name that may be shown: an address without its credentials."""
     if "://" not in name:
         return name
-    return _SECRET_OPTION.sub(r"\1***", _USER.sub("***@", name))
+    parts = []
+    for part in name.split("?"):  # up to the last "@": else each "://" would read on to the end
+        end = part.rfind("@") + 1
+        parts.append(_USER.sub("***@", part[:end]) + part[end:])
+    return _SECRET_OPTION.sub(r"\1***", "?".join(parts))
 
 
 def scrubbed(text: str, *addresses: str) -> str:

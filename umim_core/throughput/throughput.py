@@ -266,6 +266,8 @@ def measure_throughput(
     def rows(ceiling: Roofline) -> list[ThroughputRow]:
         return [row for setting in measured for row in _rows(cost, ceiling, *setting)]
 
+    if roofline is None:
+        rows(Roofline(math.inf))  # only the peak may be measured again
     for _ in range(_PEAKS if roofline is None else 0):
         again = measure_peak(backbone.device, backbone.dtype)
         ceiling = Roofline(max(ceiling.peak, again.peak))
