@@ -77,8 +77,9 @@ _Natural = Annotated[int, Ge(0)]
 
 
 def _listed(value: object) -> object:
-    plain = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    return list(value) if plain else value
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return list(value)
+    return value
 
 
 def _streamer(value: object) -> object:
