@@ -26,9 +26,11 @@ from support.servers import (
     wait_for,
 )
 from umim_core import UMIM
+from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Row
+from umim_core.rules.matcher import PromptIds
 from umim_core.serving.engine_server import EngineServer
-from umim_core.serving.local_engine import BatchSizes
+from umim_core.serving.local_engine import BatchSizes, Job
 
 PROMPT: Final = "Return the sum of the array elements over a given"
 CLIENTS: Final = 32
@@ -202,6 +204,16 @@ def test_without_memory_only_the_requests_concerned_fail(umim: UMIM, kind: str) 
             assert answer.json()["choices"][0]["text"] == alone.text[0]
         assert metric(url, "umim_rows_running") == 0
         assert HTTP.get(url + "/health").json() == {"status": "ok"}
+
+
+def test_requests_that_fail_together_have_an_error_each(umim: UMIM) -> None:
+    engine, events = engine_server(umim).engine, list[Any]()
+    options = GenerateOptions(max_new_tokens=2)
+    prompt = PromptIds(np.array([1, 2]), ())
+    engine._running += [Job(prompt, options, False, (), frozenset(), events.extend) for _ in "ab"]
+    engine._drop()
+    assert [error.code for error in events] == ["out_of_memory"] * 2
+    assert events[0] is not events[1] and not engine._running
 
 
 async def ask(client: httpx.AsyncClient, chat: list[dict[str, str]], seed: int) -> str:
