@@ -75,18 +75,24 @@ def _functions(functions: Report) -> tuple[str, ...]:
 
 def _calls(model: str) -> tuple[str, ...]:
     """Return how many of the base model's right function calls each side keeps."""
-    sides = _sides_of_calls(model)
-    umim, white, cut = sides["umim"], sides.get("no white space"), sides.get("cut")
+    sides, white = _sides_of_calls(model), _calls_without_white_space()
+    umim = sides["umim"]
     config = read_config(resolve_checkpoint(_CALLS[model]))
     layers = int(config.backbone_model.config["num_hidden_layers"])
     return (
         f"{model}: calls kept, schemas {_percent(umim['tools_saved'])} shorter",
         str(umim["kept"][1]),
         f"{umim['kept'][0]} ({_percent(umim['kept'][0] / umim['kept'][1])})",
-        _kept(cut) if cut else DASH,
-        f"{_kept(white)} no white space, {_percent(white['saved'])} saved" if white else DASH,
+        DASH,
+        f"{_kept(white)} no white space, {_percent(white['saved'])} saved",
         _percent(umim["saved"] * (layers - config.merge_depth) / layers),
     )
+
+
+def _calls_without_white_space() -> Report:
+    """Return the base model's side with other schemas, which no rule of merging changes."""
+    sides = _read(f"calls-{_CALLS[_LARGE]}-quotes-merged")["sides"]
+    return next(side for side in sides if side["side"] == "no white space")
 
 
 def _sides_of_calls(model: str) -> dict[str, Report]:
@@ -167,8 +173,7 @@ def readme_words() -> str:
     """Return the sentences whose figures are those of result files: answers, calls, time."""
     large, small = (_read(f"answers-{name}")["lists"] for name in ("qwen-coder-0.5b", "smollm2"))
     chats, pages = (large[asked]["sides"][_SIDE] for asked in ("chats", "documents"))
-    sides = _sides_of_calls(_LARGE)
-    base, white = sides["base"], sides["no white space"]
+    base, white = _sides_of_calls(_LARGE)["base"], _calls_without_white_space()
     umim, truncation = (
         _percent(1 - small["chats"]["sides"][side]["kept"] / small["chats"]["accepted"])
         for side in (_SIDE, "truncation")
