@@ -56,8 +56,8 @@ class UMIM:
     """A frozen language model that reads merged spans as single embeddings.
 
     Several threads may generate with one object at once, each its own prompts, and continue one
-    prefix or state. Every call gives what it would give alone, but samples
-    without a seed draw from torch's global generator, in whatever order calls reach it.
+    prefix or state. Every call gives what it would give alone, but samples without a seed draw from
+    torch's global generator, in whatever order calls reach it.
 
     A checkpoint has the module and the rules that belong to a backbone; the reason why another one
     is good enough (``allow_backbone_mismatch``) is recorded in what is saved.

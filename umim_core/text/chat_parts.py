@@ -357,7 +357,7 @@ class _Marks:
             ):
                 place = same.place(at, at + len(core))
                 if place is not None:
-                    places += _places_of(role)(core, place[0])
+                    places += places_of(self._role(role), core, place[0])
                     raw.discard(number)
         unmerged = _SCHEMAS if raw or (keyed and len(written) < len(self._tools)) else ""
         if any(self._cores[number][0] != _SCHEMA for number in raw):
@@ -367,8 +367,13 @@ class _Marks:
         return WrittenChat(text, places, end and end[1], unmerged)
 
     def _may_merge(self, role: str) -> bool:
-        """Return whether a role's contents merge; what no name is known of counts as a user's."""
-        return (MESSAGE_ROLES | {_SCHEMA: "tools"}).get(role, "user") in self._roles
+        """Return whether a role's contents merge."""
+        return self._role(role) in self._roles
+
+    @staticmethod
+    def _role(role: str) -> str:
+        """Return a role by its common name; what no name is known of counts as a user's."""
+        return (MESSAGE_ROLES | {_SCHEMA: "tools"}).get(role, "user")
 
 
 class _Same:
@@ -395,25 +400,19 @@ class _Same:
         return None
 
 
-def schema_places(schema: str, start: int = 0) -> list[Place]:
-    """Return the places of a schema, which begins at ``start``, between what calls must spell."""
-    return _between(sorted(_spelled(schema)), len(schema), start)
+def places_of(role: str, text: str, start: int = 0) -> list[Place]:
+    """Return the places of a text, which begins at ``start``, that may merge in its role.
 
-
-def result_places(result: str, start: int = 0) -> list[Place]:
-    """Return the places of what a tool returns, from ``start`` on: JSON without short values."""
-    return _between(_values(result) if is_json(result) else (), len(result), start)
-
-
-def _whole(content: str, start: int) -> list[Place]:
-    return [(start, start + len(content))]
-
-
-def _places_of(role: str) -> Callable[[str, int], list[Place]]:
-    """Return what gives the places of a content of a role that may merge."""
-    if role == _SCHEMA:
-        return schema_places
-    return result_places if MESSAGE_ROLES.get(role) == "tool" else _whole
+    They lie between what calls must spell of a schema, or between the short values of a result.
+    """
+    raw: Iterable[Place] = ()
+    if role == "tools":
+        raw = sorted(_spelled(text))
+    elif role == "tool" and is_json(text):
+        raw = _values(text)
+    borders = [0, *(border for place in raw for border in place), len(text)]
+    pairs = zip(borders[::2], borders[1::2], strict=True)
+    return [(start + first, start + end) for first, end in pairs if first < end]
 
 
 def is_json(text: str) -> bool:
@@ -428,13 +427,6 @@ def is_json(text: str) -> bool:
     return True
 
 
-def _between(raw: Iterable[Place], size: int, start: int) -> list[Place]:
-    """Return the places of so many characters that lie between some, all moved by ``start``."""
-    borders = [0, *(border for place in raw for border in place), size]
-    pairs = zip(borders[::2], borders[1::2], strict=True)
-    return [(start + first, start + end) for first, end in pairs if first < end]
-
-
 def _values(result: str) -> Iterator[Place]:
     """Yield where JSON has numbers and values of few characters, texts without their quotes."""
     for found in _VALUES.finditer(result):
@@ -443,7 +435,7 @@ def _values(result: str) -> Iterator[Place]:
             continue
         if text[0] == '"':
             size = end - first - 2
-            if size == 0 or (size > _SHORT and len(json.loads(text, strict=False)) > _SHORT):
+            if size == 0 or (size > _SHORT and len(json.loads(text)) > _SHORT):
                 continue
             first, end = first + 1, end - 1
         yield first, end

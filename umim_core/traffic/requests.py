@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError, require
 from umim_core.rules.matcher import Parts
-from umim_core.text.chat_parts import encode_parts, is_json, result_places, schema_places
+from umim_core.text.chat_parts import encode_parts, is_json, places_of
 from umim_core.text.files import CorpusFile, SourceKind, expand, kind_of
 from umim_core.text.roles import MESSAGE_ROLES
 from umim_core.text.roles import Role as MergedRole
@@ -69,8 +69,7 @@ class Piece:
         if not self.has_raw:
             ids = np.array(encode(tokenizer, self.text), dtype=np.int64)
             return ids, ((0, len(ids)),)
-        places = schema_places if self.role == "tools" else result_places
-        return encode_parts(tokenizer, self.text, places(self.text))
+        return encode_parts(tokenizer, self.text, places_of(self.role, self.text))
 
 
 @dataclass(frozen=True)
