@@ -4,7 +4,8 @@
 
 The folder holds the published files (``BFCL_v4_NAME.json`` or ``NAME.jsonl``, packed or not) and
 ``possible_answer``. Asked are questions whose functions all are functions of the set ``multiple``;
-the checkpoint must not have been trained on any of these. Sides: the base model; schemas merged by
+the checkpoint must not have been trained on any of these. ``--after N`` leaves out the first N of
+each set, by whose lost calls something was chosen. Sides: the base model; schemas merged by
 the checkpoint's spans, by those of at least ``--shortest`` tokens and by those of at most four; and
 the base model with schemas that have no descriptions of parameters, that are written without white
 space, or that are cut behind as many tokens as merging leaves. A call counts if its function is
@@ -108,8 +109,10 @@ def _written(value: Any) -> Any:
     return [_written(one) for one in value] if isinstance(value, list) else value
 
 
-def read_questions(folder: Path, sets: Sequence[str], most: int) -> Iterator[Question]:
-    """Yield up to ``most`` questions of each set whose functions all are unseen."""
+def read_questions(
+    folder: Path, sets: Sequence[str], most: int, after: int = 0
+) -> Iterator[Question]:
+    """Yield up to ``most`` questions of each set, whose functions all are unseen."""
     unseen = {
         tool["name"] for _, row in read_objects(file_of(folder, UNSEEN)) for tool in row[_TOOLS]
     }
@@ -120,7 +123,7 @@ def read_questions(folder: Path, sets: Sequence[str], most: int) -> Iterator[Que
             for _, answer in read_objects(file_of(folder / "possible_answer", name))
         ]
         asked = [pair for pair in answers if unseen >= {tool["name"] for tool in pair[0][_TOOLS]}]
-        for row, accepted in asked[:most]:
+        for row, accepted in asked[after : after + most]:
             tools = [{"type": "function", "function": tool} for tool in row[_TOOLS]]
             yield Question(row["question"][0], tools, accepted)
 
@@ -226,8 +229,9 @@ def cut(umim: Model, share: float) -> Edit:
 def run(options: argparse.Namespace, report: Report) -> None:
     """Ask every question from every side."""
     umim = load(options, report)
-    questions = list(read_questions(options.bfcl, options.sets, options.most))
+    questions = list(read_questions(options.bfcl, options.sets, options.most, options.after))
     report |= {"questions": len(questions), "sets": options.sets, "new_tokens": _NEW}
+    report |= {"after": options.after}
     report |= {"longest": umim.rules.longest, "form": umim.checkpoint.config.form(), "sides": []}
 
     few = spread_rows(len(questions), options.few)
@@ -377,6 +381,7 @@ BENCHMARK: Final = Benchmark(
         "sets": {"nargs": "+", "choices": SETS, "default": SETS[:2]},
         "shortest": {"nargs": "*", "type": int},
         "few": 1000,
+        "after": 0,
         "answers": Path,
     },
     measure=run,
