@@ -7,11 +7,12 @@ import sys
 import pytest
 
 from support.processes import run_command
-from umim_core.addresses import redacted, scrubbed
+from umim_core.addresses import has_credentials, redacted, scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root, local_root, remote_address
 from umim_core.errors import ConfigError
 
 SECRET = "TOPSECRET"
+MANY = [f"http://h{'://a:b' * (1 << 16)}{end}" for end in ("", "?@")]  # each may begin a user
 
 
 @pytest.mark.parametrize(
@@ -43,10 +44,7 @@ def test_addresses_are_shown_without_credentials(name: str, safe: str) -> None:
         ("the method is missing", ("http://me:pw@host",), "the method is missing"),
         ("1://me:pw@h", (), "1://***@h"),
         *((long, (), long) for long in ("QUJD" * (1 << 18), "http://h/" + "?key" * 4000)),
-        *(
-            (long, (), long)
-            for long in (f"http://h{'://a:b' * (1 << 16)}{end}" for end in ("", "?@"))
-        ),
+        *((long, (long,), long) for long in MANY),
     ],
 )
 def test_texts_of_other_libraries_lose_credentials(
@@ -85,6 +83,10 @@ def test_credentials_in_a_root_are_refused_and_not_shown(
 def test_a_root_without_credentials_is_read(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMIM_ROOT", address)
     assert remote_address() == address
+
+
+def test_a_long_text_without_a_user_has_no_credentials() -> None:
+    assert not has_credentials(MANY[0])
 
 
 @pytest.mark.parametrize(

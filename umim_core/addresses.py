@@ -38,18 +38,14 @@ def without_options(name: str) -> str:
 def has_credentials(address: str) -> bool:
     """Return whether an address names a user, or has options, which may hold anything."""
     plain = unquote(address)
-    user = _USER.search(plain) is not None and not _CONTAINER.fullmatch(plain)
-    return user or "?" in plain or "#" in plain
+    return "?" in plain or "#" in plain or (_user(plain) != "" and not _CONTAINER.fullmatch(plain))
 
 
 def redacted(name: str) -> str:
     """Return a name that may be shown: an address without its credentials."""
     if "://" not in name:
         return name
-    parts = []
-    for part in name.split("?"):  # up to the last "@": else each "://" would read on to the end
-        end = part.rfind("@") + 1
-        parts.append(_USER.sub("***@", part[:end]) + part[end:])
+    parts = [_USER.sub("***@", named) + rest for named, rest in _parts(name)]
     return _SECRET_OPTION.sub(r"\1***", "?".join(parts))
 
 
@@ -71,8 +67,23 @@ def scrubbed(text: str, *addresses: str) -> str:
 def _secrets(address: str) -> list[str]:
     """Return the credentials of an address, the longest first: one may be a part of another."""
     found = {value for _, value in _SECRET_OPTION.findall(address)}
-    if user := _USER.search(address):
-        both = user[0].removesuffix("@")
+    if user := _user(address):
+        both = user.removesuffix("@")
         name, _, password = both.partition(":")
-        found |= {user[0], both, password, *([name] if len(name) >= _SHORTEST_USER else [])}
+        found |= {user, both, password, *([name] if len(name) >= _SHORTEST_USER else [])}
     return sorted(filter(None, found), key=len, reverse=True)
+
+
+def _user(address: str) -> str:
+    """Return the first user that an address names, with the password and the ``@``; "" of none."""
+    users = (_USER.search(named) for named, _ in _parts(address))
+    return next((user[0] for user in users if user), "")
+
+
+def _parts(address: str) -> list[tuple[str, str]]:
+    """Cut an address at each ``?``, and each part behind its last ``@``.
+
+    Users stand before those; else a search would read on from each ``://`` to the end.
+    """
+    ends = ((part, part.rfind("@") + 1) for part in address.split("?"))
+    return [(part[:end], part[end:]) for part, end in ends]
