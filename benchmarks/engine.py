@@ -50,7 +50,7 @@ from umim_core.inference.prompts import read_prompts
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.throughput.break_even import ThroughputRow, break_even_markdown
+from umim_core.throughput.break_even import ThroughputRow
 from umim_core.throughput.roofline import Roofline, synchronize
 from umim_core.throughput.throughput import measure_throughput, tokens_needed
 
@@ -174,7 +174,6 @@ def measure(subject: Subject, config: BenchmarkConfig, roofline: Roofline | None
         "engines": engines,
         "logits_error": errors,
         "rows": [asdict(row) for row in rows],
-        "break_even": break_even_markdown(rows),
         "merging": merging_shares(subject, rows, config.pairs),
     }
 

@@ -23,6 +23,7 @@ from tasks.report.report import ATTENTION, attention_figure
 from umim_core.adaptation.settings import ADAPTED, WT
 from umim_core.config.form import ModuleForm
 from umim_core.store.artifacts import sha256_file
+from umim_core.throughput.break_even import ThroughputRow, break_even
 
 PART_LABELS: Final = {
     "": "all parts together",
@@ -40,6 +41,15 @@ def _distill_step(report: Report) -> Report:
     losses = [row | {"what": "loss"} for row in walk(report, "losses.*name.sides.*side")]
     steps = [row | {"what": "step"} for row in walk(report, "step.precisions.*name.*side")]
     return {"steps": losses + steps}
+
+
+def _engine(report: Report) -> Report:
+    """Add from which length on merging pays, by backbone."""
+    measured = {
+        name: [ThroughputRow(**row) for row in of["rows"]]
+        for name, of in report["backbones"].items()
+    }
+    return {"pays": {name: break_even(rows) for name, rows in measured.items()}}
 
 
 def _answers(report: Report) -> Report:
@@ -85,6 +95,7 @@ def part_label(suffix: str) -> str:
 
 ROWS: Final[dict[str, Callable[[Report], Report]]] = {
     "distill_step": _distill_step,
+    "engine": _engine,
     "answers": _answers,
     "shipped_model": shipped_parts,
 }

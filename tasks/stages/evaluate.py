@@ -31,7 +31,7 @@ from umim_core.evaluation.questions import evaluate_task
 from umim_core.model.umim import UMIM
 from umim_core.store.locking import measuring
 from umim_core.text.token_ids import spread_rows
-from umim_core.throughput.break_even import ThroughputRow, break_even, break_even_markdown
+from umim_core.throughput.break_even import ThroughputRow
 from umim_core.throughput.throughput import measure_throughput, tokens_needed
 from umim_core.training.token_rows import TokenRows
 
@@ -142,14 +142,9 @@ def benchmark_stage(
     """
     timed = partial(time_checkpoint, tokens, checkpoint.directory, config, site.device, site.dtype)
     rows, place = call_on_worker(site.lease, timed, alone=True)
-    for name, content in {
-        "machine": place,
-        "throughput": [asdict(row) for row in rows],
-        "break_even": break_even(rows),
-    }.items():
+    for name, content in {"machine": place, "throughput": [asdict(row) for row in rows]}.items():
         text = json.dumps(content, indent=1, sort_keys=True) + "\n"
         (out / f"{name}.json").write_text(text, encoding="utf-8")
-    (out / "break_even.md").write_text(break_even_markdown(rows), encoding="utf-8")
     shown = config.batch_sizes[0], max(config.prompt_lengths)
     return {
         f"{row.phase}_{name}": getattr(row, name)

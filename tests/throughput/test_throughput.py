@@ -27,8 +27,6 @@ from umim_core.throughput.break_even import (
     Phase,
     ThroughputRow,
     break_even,
-    break_even_markdown,
-    least_reduction,
     pays_from,
 )
 from umim_core.throughput.roofline import ForwardCost, Roofline
@@ -264,19 +262,3 @@ def test_phases_batch_sizes_and_rules_are_told_apart() -> None:
         ("prefill", 8, "fixed-pairs", 256),
     ]
     assert json.loads(json.dumps(found))[1]["speedups_low"] == [1.2, 0.5]
-    # the least reduction is that from which all larger ones pay
-    rows = [row(256, low, asked) for low, asked in ((1.1, 0.1), (0.9, 0.2), (1.2, 0.3), (1.5, 0.5))]
-    assert least_reduction([*rows, row(256, 1.9, asked=None)]) == 0.3
-    assert least_reduction([row(256, 0.8, 0.5)]) is None
-
-
-def test_the_table_has_a_line_per_kind_and_a_column_per_length() -> None:
-    rows = [row(n, 1.5, asked) for asked in (0.25, 0.5) for n in LENGTHS]
-    rows[0] = row(256, 0.5, 0.25)
-    lines = break_even_markdown(rows).splitlines()
-    assert "| rules | TR | 256 | 512 | 1,024 | pays from |" in lines
-    assert (
-        "| pairs 25 % | 25.0% | 0.55 (0.50-0.60) | **1.55** (1.50-1.60) | **1.55** (1.50-1.60) "
-        "| 512 |" in lines
-    )
-    assert "| pairs pay from TR |  | 50.0% | 25.0% | 25.0% |  |" in lines

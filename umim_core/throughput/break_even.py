@@ -93,8 +93,8 @@ def pays_from(rows: Sequence[ThroughputRow]) -> int | None:
 def break_even(rows: Sequence[ThroughputRow]) -> list[dict[str, Any]]:
     """Return from which length on UMIM pays, for each phase, batch size and kind of rules.
 
-    Reductions and speed-ups (median, lower quartile) are those realised at each prompt length,
-    rising; ``pays_from`` is None if UMIM does not pay at the longest.
+    Reductions and speed-ups (median, quartiles) are those realised at each prompt length, rising;
+    ``pays_from`` is None if UMIM does not pay at the longest.
     """
     return [
         {
@@ -107,52 +107,9 @@ def break_even(rows: Sequence[ThroughputRow]) -> list[dict[str, Any]]:
             "token_reductions": [row.token_reduction for row in series],
             "speedups": [row.speedup for row in series],
             "speedups_low": [row.speedup_low for row in series],
+            "speedups_high": [row.speedup_high for row in series],
             "pays_from": pays_from(series),
         }
         for (phase, batch_size), kinds in _grouped(rows).items()
         for series in kinds.values()
     ]
-
-
-def least_reduction(rows: Sequence[ThroughputRow]) -> float | None:
-    """Return the least token reduction of fixed pairs from which they pay, at one length."""
-    least = None
-    pairs = [row for row in rows if row.asked_reduction is not None]
-    for row in sorted(pairs, key=lambda row: row.token_reduction, reverse=True):
-        if not row.pays:
-            break
-        least = row.token_reduction
-    return least
-
-
-def break_even_markdown(rows: Sequence[ThroughputRow]) -> str:
-    parts = []
-    for (phase, batch_size), kinds in _grouped(rows).items():
-        every = [row for series in kinds.values() for row in series]
-        lengths = sorted({row.prompt_tokens for row in every})
-        lines = [
-            ["rules", "TR", *(f"{length:,}" for length in lengths), "pays from"],
-            ["---", *["---:"] * (len(lengths) + 2)],
-        ]
-        for label, series in kinds.items():
-            cells = {}
-            for row in series:
-                speedup = f"**{row.speedup:.2f}**" if row.pays else f"{row.speedup:.2f}"
-                cells[row.prompt_tokens] = (
-                    f"{speedup} ({row.speedup_low:.2f}-{row.speedup_high:.2f})"
-                )
-            mean = sum(row.token_reduction for row in series) / len(series)
-            start = pays_from(series)
-            shown = [cells.get(length, "") for length in lengths]
-            lines.append([label, f"{mean:.1%}", *shown, "never" if start is None else f"{start:,}"])
-        if any(row.asked_reduction is not None for row in every):
-            least = (
-                least_reduction([row for row in every if row.prompt_tokens == length])
-                for length in lengths
-            )
-            shown = ["never" if value is None else f"{value:.1%}" for value in least]
-            lines.append(["pairs pay from TR", "", *shown, ""])
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        title = f"Speed-up of {phase}, batch size {batch_size}, {every[0].new_tokens} new tokens"
-        parts.append(f"{title} (quartiles; bold where UMIM pays):\n\n{table}")
-    return "\n\n".join(parts) + "\n"
