@@ -193,7 +193,6 @@ def _equal(given: object, accepted: object) -> bool:
 
 
 def without_descriptions(value: Any) -> Any:
-    """Return schemas without the descriptions of parameters."""
     if isinstance(value, dict):
         return {
             key: without_descriptions(one)
@@ -227,7 +226,6 @@ def cut(umim: Model, share: float) -> Edit:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Ask every question from every side."""
     umim = load(options, report)
     questions = list(read_questions(options.bfcl, options.sets, options.most, options.after))
     report |= {"questions": len(questions), "sets": options.sets, "new_tokens": _NEW}

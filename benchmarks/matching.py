@@ -180,7 +180,6 @@ def compare(
 
 
 def bytes_per_rule(rules: RuleSet) -> dict[str, float]:
-    """Return the bytes per rule of the tables in memory."""
     return {"memory": rules.tables.nbytes / len(rules)}
 
 

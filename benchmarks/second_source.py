@@ -120,7 +120,6 @@ def of_schemas(tools: list[Row], place: int) -> Question:
 
 
 def value_of(name: str, schema: Row) -> object:
-    """Return a value for a parameter."""
     if "enum" in schema:
         return schema["enum"][0]
     kinds = {"number": 7, "integer": 7, "boolean": True, "array": ["demo"]}
@@ -151,7 +150,6 @@ def _rows(folder: Path, name: str) -> Iterator[Row]:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Ask every question of the base model and of UMIM."""
     umim = load(options, report)
     report |= {"longest": umim.rules.longest, "form": umim.checkpoint.config.form()}
     report |= {"new_tokens": _NEW, "kinds": {}}
@@ -227,7 +225,6 @@ def figures(rows: Sequence[Report]) -> Report:
 
 
 def gates(report: Report) -> dict[str, Gate]:
-    """Return value, limit and verdict of every gate."""
     kinds = report["kinds"]
     found = {f"{kind}_saved": at_least(kinds[kind]["saved"], SAVED[kind]) for kind in SAVED}
     kept, base = (sum(one[name] for one in kinds.values()) for name in ("kept", "base"))

@@ -40,14 +40,7 @@ def export(
     tau: Annotated[
         int | None, typer.Option(help="Least count of a span in --text.", show_default=str(_TAU))
     ] = None,
-    protect: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Regular expression of tokens that no span may contain, or digits, capitals, "
-            "newlines; may be repeated.",
-            show_default="digits",
-        ),
-    ] = None,
+    protect: shared.ProtectOption = None,
     kind: shared.KindOption = None,
     field: shared.FieldOption = None,
     max_bad: shared.MaxBadOption = None,
@@ -71,7 +64,10 @@ def export(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a Hugging Face directory with one more row for each span."""
+    """Write a Hugging Face directory with one more row for each span.
+
+    Spans of --text hold no digits, unless --protect names other tokens.
+    """
     if not text:
         chosen = {"--spans": spans, "--tau": tau, "--protect": protect}
         shared.refuse_ignored(chosen, "choose spans of a text: add --text FILE")

@@ -58,13 +58,7 @@ def prune(
     keep_digits: Annotated[
         bool, typer.Option("--keep-digits", help="Let rules with digits stay.")
     ] = False,
-    protect: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Regular expression of more tokens that no rule may contain, or capitals, "
-            "newlines; may be repeated."
-        ),
-    ] = None,
+    protect: shared.ProtectOption = None,
     decode_max_damage: Annotated[
         float | None,
         typer.Option(
