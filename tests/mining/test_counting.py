@@ -139,6 +139,7 @@ def test_documents_by_ranges_equal_the_oracle(
 @given(
     segments=SEGMENTS.filter(any),
     tau=st.integers(1, 3),
+    more=st.integers(0, 3),
     least=st.integers(1, 3),
     threads=st.integers(1, 4),
     excluded=EXCLUDED,
@@ -148,6 +149,7 @@ def test_documents_by_ranges_equal_the_oracle(
 def test_grams_with_their_documents_equal_the_oracle(
     segments: Segments,
     tau: int,
+    more: int,
     least: int,
     threads: int,
     excluded: frozenset[int],
@@ -164,8 +166,11 @@ def test_grams_with_their_documents_equal_the_oracle(
     want = oracle(segments, tau, excluded, longest)
     assert as_dict(counts) == want
     assert by_gram(counts, counts.documents) == {gram: documents[gram] for gram in want}
-    kept = {gram: c for gram, c in want.items() if documents[gram] >= least}
-    assert as_dict(select(counts, tau, least)) == kept
+    kept = {g: c for g, c in want.items() if c >= tau + more and documents[g] >= least}
+    found = select(counts, tau + more, least)
+    assert (as_dict(found), found.tau) == (kept, tau + more)
+    assert found.documents is not None
+    assert by_gram(found, found.documents) == {gram: documents[gram] for gram in kept}
 
 
 @pytest.mark.parametrize("threads", [*THREADS, 8])

@@ -6,8 +6,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from umim_core.errors import CorpusError
 from umim_core.mining.hashing import PartitionedCounts, table_bytes
@@ -37,31 +35,6 @@ def content(table: PartitionedCounts, tau: int = 1) -> dict[int, int]:
     return dict(zip(keys.tolist(), counts.tolist(), strict=True))
 
 
-@given(
-    parts=st.lists(
-        st.lists(
-            st.tuples(st.integers(0, 9) | st.integers(2**62, LARGEST), st.integers(0, 2**40)),
-            max_size=30,
-        ),
-        max_size=4,
-    ),
-    tau=st.integers(1, 3),
-    weighted=st.booleans(),
-)
-def test_counts_equal_python_sums(
-    parts: list[list[tuple[int, int]]], tau: int, weighted: bool
-) -> None:
-    table, want = PartitionedCounts(), Counter[int]()
-    for part in parts:
-        keys = np.array([key for key, _ in part], dtype=np.int64)
-        weights = np.array([weight for _, weight in part], dtype=np.int64)
-        add(table, keys, weights if weighted else None)
-        for key, weight in part:
-            want[key] += weight if weighted else 1
-    assert content(table, tau) == {key: count for key, count in want.items() if count >= tau}
-    assert len(table) == len(want)
-
-
 def test_tables_grow_many_times_and_lose_nothing(rng: np.random.Generator) -> None:
     table, want = PartitionedCounts(), Counter[int]()
     before, growths = table.nbytes, 0
@@ -73,12 +46,6 @@ def test_tables_grow_many_times_and_lose_nothing(rng: np.random.Generator) -> No
         before = table.nbytes
     assert growths >= 3, "tables grew in several rounds"
     assert content(table) == want
-
-
-def test_the_largest_count_fits() -> None:
-    table = PartitionedCounts()
-    add(table, np.array([7, 7, 3]), np.array([2**62, 2**62 - 1, 5]))
-    assert content(table) == {3: 5, 7: LARGEST}
 
 
 @pytest.mark.parametrize("last", [[1], None, [LARGEST]])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.ngram_oracle import Grams, cut, document_oracle, grams_of, oracle
+from support.ngram_oracle import Grams, cut, grams_of, oracle
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import RuleOptions
@@ -83,18 +83,6 @@ def test_rules_and_report_equal_the_oracle(
     assert report.raw == report.overlap == report.rules == per_order
     assert report.tau == 2
     assert sorted(report.seconds) == ["count", "filter", "tokenize"]
-
-
-@pytest.mark.parametrize("least", [2, 3])
-def test_rules_of_few_documents_are_left_out(
-    corpus: Source, tmp_path: Path, tokenizer: str, least: int
-) -> None:
-    _, rules = mined(corpus, tmp_path, tokenizer, min_documents=least)
-    segments = cut(stream(), 10)
-    found = document_oracle(segments, np.cumsum(LENGTHS).tolist())
-    assert rules == {g: c for g, c in oracle(segments, 2).items() if found[g] >= least}
-    assert rules
-    assert RuleSet.load(tmp_path / "out").options.min_documents == least
 
 
 @pytest.mark.parametrize("budget", [1, 7, 30, 10_000])

@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from support.ngram_oracle import as_dict, by_gram, document_oracle, flat, oracle
+from support.ngram_oracle import document_oracle, flat
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts, select
-from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, read_ids
+from umim_core.text.token_ids import TOKEN_BITS, read_ids
 
 SEGMENTS = [[1, 2, 3, 1, 2], [1, 2, 3, 9], [1, 2], [2, 3, 1, 2, 3, 1]]
 ENDS = [5, 11, 17]
@@ -39,37 +37,6 @@ def test_a_key_is_the_rank_of_the_prefix_and_the_last_token() -> None:
     pairs = zip(ranks, (9, 6, 8, 9), strict=True)
     assert counts.keys[3].tolist() == [(rank << TOKEN_BITS) | token for rank, token in pairs]
     assert len(counts) == 4 + 4 + 3
-
-
-@given(
-    segments=st.lists(
-        st.lists(st.sampled_from([0, 1, 2, MAX_TOKEN_ID]), max_size=9), min_size=1, max_size=6
-    ),
-    tau=st.integers(1, 4),
-    more=st.integers(0, 3),
-    min_documents=st.integers(1, 3),
-    data=st.data(),
-)
-def test_selection_equals_counting_again(
-    segments: list[list[int]], tau: int, more: int, min_documents: int, data: st.DataObject
-) -> None:
-    ids, offsets = flat(segments)
-    inner = data.draw(st.lists(st.integers(0, ids.size), max_size=4).map(sorted))
-    found = document_oracle(segments, [*inner, ids.size])
-    counts = count_ngrams(ids, offsets, tau)
-    documents = {
-        n: np.array([found[tuple(g)] for g in counts.ids(n).tolist()], np.int64) for n in ORDERS
-    }
-    got = select(
-        NgramCounts(counts.keys, counts.support, tau, documents), tau + more, min_documents
-    )
-    want = {g: c for g, c in oracle(segments, tau + more).items() if found[g] >= min_documents}
-    assert as_dict(got) == want
-    assert got.tau == tau + more
-    assert got.documents is not None
-    assert by_gram(got, got.documents) == {gram: found[gram] for gram in want}
-    for n in ORDERS:
-        assert got.keys[n].tolist() == sorted(got.keys[n].tolist())
 
 
 @pytest.mark.parametrize(

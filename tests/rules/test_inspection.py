@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.ngram_oracle import flat
 from support.unit_counts import units_of
 from umim_core.merging.module import MergeModule
 from umim_core.rules.inspection import (
@@ -38,11 +39,6 @@ def ruleset(counted: dict[Span, int]) -> RuleSet:
         {n: np.array(rows[n], np.int32).reshape(-1, n) for n in rows},
         {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
     )
-
-
-def flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    ids = np.array([token for row in rows for token in row], np.int32)
-    return ids, np.cumsum([0, *map(len, rows)], dtype=np.int64)
 
 
 def reduction(rows: list[list[int]], spans: Iterable[Span]) -> float:

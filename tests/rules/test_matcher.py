@@ -91,25 +91,6 @@ def test_equals_the_oracle_on_every_sequence_over_two_letters() -> None:
             assert segment(list(ids), spans) == units_of(list(ids), spans)
 
 
-@pytest.mark.parametrize(
-    ("ids", "want"),
-    [
-        ([], []),
-        ([7], [(0, 1)]),
-        ([7, 8], [(0, 2)]),
-        ([7, 8, 9], [(0, 2), (2, 1)]),
-        ([7, 8, 9, 9], [(0, 4)]),
-        ([7, 7, 8, 9, 9, 7], [(0, 1), (1, 4), (5, 1)]),
-    ],
-)
-def test_a_longer_rule_wins_only_when_it_is_whole(ids: list[int], want: Units) -> None:
-    assert segment(ids, {(7, 8), (7, 8, 9, 9)}) == want
-
-
-def test_no_rules_leave_every_token_alone() -> None:
-    assert segment([0, 0, MAX_TOKEN_ID], set()) == [(0, 1), (1, 1), (2, 1)]
-
-
 @settings(max_examples=150)
 @given(
     case=rules_and_ids(), cuts=st.lists(st.integers(0, 60), max_size=8), threads=st.integers(1, 5)
@@ -179,12 +160,6 @@ def followed(rules: Spans, tokens: list[int]) -> list[Step | None]:
 def test_worked_example_of_the_docstring() -> None:
     a, b, c = 0, 1, 2
     assert followed({(b, c)}, [a, b, c]) == [(0, (a,)), (0, (b,)), (1, (b, c))]
-
-
-def test_a_token_that_ends_a_row_merges_nothing() -> None:
-    suffixes = Matcher(RuleSet.from_spans([(3, 4)])).suffixes(2)
-    assert step(suffixes, [3, 3]) == [(0, (3,)), (0, (3,))]
-    assert step(suffixes, [None, 4]) == [None, (1, (3, 4))]  # row 0 chose 4 and ended
 
 
 def test_a_row_that_rests_goes_on_where_it_was() -> None:

@@ -10,6 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from support.damage_tables import ORIGIN, table_of
+from support.ngram_oracle import grams_of
 from umim_core.errors import ArtifactError, ConfigError, RuleSetError
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
@@ -19,10 +20,6 @@ from umim_core.rules.ruleset import RuleSet
 
 def text_of(*segments: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(segments), np.cumsum([0, *map(len, segments)])
-
-
-def spans_of(rules: RuleSet) -> list[tuple[int, ...]]:
-    return [tuple(ids) for n in rules.orders for ids in rules.ids_by_order[n].tolist()]
 
 
 def test_a_rule_pays_for_what_it_adds_to_the_rules_inside_it() -> None:
@@ -53,8 +50,8 @@ def test_the_reduction_is_met_within_one_rule(seed: int, target: float) -> None:
     price = rng.random(len(rules))
     cut = cut_to_reduction(rules, price, text, target)
     assert cut.dearest == price[cut.kept].max() < price[~cut.kept].min()
-    assert spans_of(cut.rules) == [
-        s for s, kept in zip(spans_of(rules), cut.kept, strict=True) if kept
+    assert list(grams_of(cut.rules)) == [
+        s for s, kept in zip(grams_of(rules), cut.kept, strict=True) if kept
     ]
     assert cut.token_reduction == Matcher(cut.rules).token_reduction(*text) >= target
     less = cut.kept & (price < cut.dearest)
@@ -67,7 +64,7 @@ def test_tokens_that_a_dropped_rule_frees_count_for_the_others() -> None:
     text = text_of([1, 2, 3, 4, 0, 5, 6, 0, 0, 0])
     assert Matcher(rules).token_reduction(*text) == 0.3
     cut = cut_to_reduction(rules, np.array([1.0, 2.0, 3.0]), text, 0.2)
-    assert (spans_of(cut.rules), cut.token_reduction) == ([(3, 4), (5, 6)], 0.2)
+    assert (list(grams_of(cut.rules)), cut.token_reduction) == ([(3, 4), (5, 6)], 0.2)
 
 
 @pytest.fixture
@@ -80,9 +77,9 @@ def numbered(
 def test_rules_with_protected_tokens_go_first(numbered: PreTrainedTokenizerFast) -> None:
     table = table_of([9, 9, 9, 9], [9, 9, 9, 9], [0.1, 5.0, 0.1, 5.0])
     text = text_of([1, 2, 3, 4, 5, 6, 7, 8])
-    assert spans_of(prune_by_damage(table, text, 0.1, numbered).rules) == [(1, 2, 3)]
+    assert list(grams_of(prune_by_damage(table, text, 0.1, numbered).rules)) == [(1, 2, 3)]
     cut = prune_by_damage(table, text, 0.1, numbered, ("digits",))
-    assert spans_of(cut.rules) == [(3, 4)]
+    assert list(grams_of(cut.rules)) == [(3, 4)]
     assert cut.rules.options.protect == ("digits",)
     price = prices(table).astype(np.float32)
     assert cut.rules.origin.max_damage == cut.dearest == price[1]
