@@ -16,7 +16,6 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
 from umim_core.model.generation_output import GenerationOutput
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.chat_parts import write_chat
 from umim_core.text.roles import Role
 
 # As published models write chats; the special tokens are plain text here, but for the end.
@@ -302,22 +301,6 @@ def test_only_contents_merge_where_every_pair_of_tokens_is_a_rule(talker: UMIM, 
     assert spans == tuple((k, 2) for k in inside[: len(inside) // 2 * 2 : 2])
 
 
-def test_a_growing_chat_only_appends_units(talker: UMIM) -> None:
-    """Units of turn t and the reply's ids are a prefix of turn t + 1's, so a prefix cache hits."""
-    chat: list[dict[str, str]] = []
-    ids, spans = list[int](), list[tuple[int, int]]()
-    for turn in range(4):
-        said = f"Return the sum of the array elements over a given axis {'and shape ' * turn}."
-        chat.append({"role": "user", "content": said})
-        output = talker.generate(chat, max_new_tokens=5, merge="prompt", raw_tail=3)
-        assert list(output.prompt_ids[0][: len(ids)]) == ids
-        assert [span for span in output.prompt_spans[0] if span[0] < len(ids)] == spans
-        chat.append({"role": "assistant", "content": output.text[0]})
-        ids = [*output.prompt_ids[0], *talker.backbone.encode(output.text[0])]
-        spans = list(output.prompt_spans[0])
-    assert len(spans) > 4
-
-
 def test_a_template_that_rewrites_contents_merges_nothing(
     umim: UMIM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,22 +310,3 @@ def test_a_template_that_rewrites_contents_merges_nothing(
     out = umim.generate([chat, [{"role": "user", "content": "RETURN THE SUM"}]], max_new_tokens=2)
     assert out.prompt_spans[0] == ()
     assert out.unmerged == ("its template changes what users say", "")
-
-
-def test_a_content_that_looks_like_the_template_is_found_where_it_stands(talker: UMIM) -> None:
-    chat = [{"role": "user", "content": "user"}, {"role": "user", "content": " user: \n"}]
-    text = "user: user\nuser:  user: \n\nassistant: "
-    written = write_chat(chat, talker.backbone.require_tokenizer())
-    assert (written.text, written.places) == (text, [(6, 10), (18, 23)])  # blanks at edges stay raw
-
-
-def test_a_continued_chat_reads_only_what_is_new(talker: UMIM) -> None:
-    chat = [{"role": "user", "content": "Return the array."}]
-    first = talker.generate(chat, max_new_tokens=6)
-    chat += [
-        {"role": "assistant", "content": first.text[0]},
-        {"role": "user", "content": "Return the sum."},
-    ]
-    second = talker.generate(chat, max_new_tokens=6, past=first.state)
-    added = "\nuser: Return the sum.\nassistant: "
-    assert second.prompt_ids[0] == (first.ids[0][-1], *talker.backbone.encode(added))

@@ -10,6 +10,8 @@ import torch
 
 from umim_core import UMIM
 from umim_core.errors import CorpusError, EvaluationError, GenerationError
+from umim_core.task_sets.spec import Question
+from umim_core.text.token_ids import encode
 
 TEXTS = ["w1 w2 w9 w3 w4", "w5 w6 w7"]
 IDS = [[1, 2, 9, 3, 4], [5, 6, 7]]
@@ -109,6 +111,9 @@ ENTRANCES = {
     "contexts": lambda umim: umim.score([LONE], [["w1"]]),
     "continuations": lambda umim: umim.score(["w1"], [[LONE]]),
     "stop strings": lambda umim: umim.generate("w1", stop_strings=["w1", LONE]),
+    "encode": lambda umim: encode(umim.backbone.require_tokenizer(), LONE),
+    "question": lambda _: Question(LONE, ("a", "b"), 0),
+    "choice": lambda _: Question("a", ("a", LONE), 0),
 }
 
 
