@@ -90,16 +90,3 @@ def test_no_source_file_runs_code_that_came_as_data() -> None:
 )
 def test_each_forbidden_construct_is_found(bad: str) -> None:
     assert violations(bad)
-
-
-@pytest.mark.parametrize(
-    "good",
-    [
-        "import numpy as np\nnp.load('x', allow_pickle=False)",
-        "AutoModel.from_pretrained('x', trust_remote_code=False)",
-        "from umim_core import UMIM\nUMIM.from_pretrained('x')",
-        "from safetensors.torch import load_file\nload_file('x')",
-    ],
-)
-def test_safe_constructs_pass(good: str) -> None:
-    assert violations(good) == []

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from numba import typeof
 
 from support.engine_matrix import (
@@ -268,10 +266,6 @@ def test_a_row_that_may_be_shorter_gets_the_tokens_that_there_is_room_for(
     assert len(row.ids) == 96 - held + 1  # the last token is never fed
 
 
-TOKEN = st.integers(0, 2)
-RULES = st.sets(st.lists(TOKEN, min_size=2, max_size=4).map(tuple), max_size=12)
-
-
 def push(units: GeneratedUnits, *tokens: int | None) -> None:
     """Push one token per row; None for a row that has ended."""
     running = np.array([token is not None for token in tokens])
@@ -290,20 +284,6 @@ def test_the_loop_over_rules_is_compiled_once_with_rules_and_without() -> None:
     rules = Matcher(RuleSet.from_spans([(1, 2)]))
     of_rules, of_none = (GeneratedUnits(of, 1)._suffixes._slots for of in (rules, None))
     assert typeof(of_none) == typeof(of_rules)
-
-
-@given(rules=RULES, rows=st.lists(st.lists(TOKEN, max_size=24), min_size=1, max_size=4))
-def test_units_after_every_token_are_the_segmentation_of_the_generated_ids(
-    rules: set[tuple[int, ...]], rows: list[list[int]]
-) -> None:
-    matcher = Matcher(RuleSet.from_spans(rules))
-    units = GeneratedUnits(matcher, len(rows))
-    for step in range(max(map(len, rows))):
-        push(units, *(row[step] if step < len(row) else None for row in rows))
-        for b, row in enumerate(rows):
-            starts, lengths = matcher.segment(np.array(row[: step + 1], dtype=np.int64))
-            found = zip(starts.tolist(), lengths.tolist(), strict=True)
-            assert units.spans(b) == tuple((s, n) for s, n in found if n > 1)
 
 
 NAMES = ("llama", "gpt2", "gpt-neox")

@@ -29,7 +29,7 @@ def plain(name: str = "gpt2", dtype: torch.dtype = torch.float64) -> Engine:
 
 
 def test_sampling_draws_from_the_distribution() -> None:
-    draws = 20_000
+    draws = 5_000
     config = GenerationConfig(max_new_tokens=1, do_sample=True, temperature=2.0)
     chooser = TokenChooser(config, [1], seed=3)
     logits = LOGITS[:1]
@@ -42,37 +42,12 @@ def test_sampling_draws_from_the_distribution() -> None:
     assert bool(((counts / draws - expected).abs() < error).all())
 
 
-@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.8}])
-def test_filtered_tokens_are_never_drawn(options: dict[str, float]) -> None:
-    config = GenerationConfig(max_new_tokens=1, do_sample=True, **options)
-    chooser = TokenChooser(config, [1], seed=0)
-    assert {chooser.choose(LOGITS[:1], [[0]])[0] for _ in range(300)} == {0, 1}
-
-
 def test_a_top_k_of_one_chooses_the_first_of_equal_logits() -> None:
     tied = torch.tensor([[1.0, 3.0, 3.0, 3.0]])
     config = GenerationConfig(max_new_tokens=1, do_sample=True, top_k=1)
     greedy = TokenChooser(GenerationConfig(max_new_tokens=1), [1], None).choose(tied, [[0]])
     chooser = TokenChooser(config, [1] * 64, seed=None)
     assert chooser.choose(tied.expand(64, 4), [[0]] * 64) == greedy * 64
-
-
-def test_equal_seeds_give_equal_draws_and_other_seeds_other_draws() -> None:
-    config = GenerationConfig(max_new_tokens=1, do_sample=True, temperature=5.0)
-
-    def draws(seed: int) -> list[list[int]]:
-        chooser = TokenChooser(config, [1, 1], seed)
-        return [chooser.choose(LOGITS, [[0], [0]]) for _ in range(20)]
-
-    assert draws(1) == draws(1)
-    assert draws(1) != draws(2)
-
-
-def test_a_rows_draws_do_not_depend_on_the_rows_beside_it() -> None:
-    config = GenerationConfig(max_new_tokens=1, do_sample=True, temperature=5.0)
-    alone, beside = TokenChooser(config, [1], 4), TokenChooser(config, [1, 1], 4)
-    for _ in range(20):
-        assert alone.choose(LOGITS[:1], [[0]])[0] == beside.choose(LOGITS, [[0], [0]])[0]
 
 
 def test_a_stop_string_may_span_tokens_but_not_begin_in_the_prompt() -> None:

@@ -26,7 +26,7 @@ from support.engine_matrix import (
     settings,
 )
 from support.merged_models import fresh_model
-from support.tiny_models import SIZES, written_by_transformers
+from support.tiny_models import SIZES
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -157,7 +157,6 @@ def test_options_are_one_value_that_names_change(tiny_umim: UMIM) -> None:
 
 
 PROMPT = "w1 w2 w3 w4 w5"
-IDS = [1, 2, 3, 4, 5]
 
 
 @pytest.fixture
@@ -171,25 +170,10 @@ def umim(
         yield UMIM(backbone, Checkpoint.of(fresh_model(backbone, [])))
 
 
-def theirs(umim: UMIM, **options: object) -> list[int]:
-    return written_by_transformers(umim.backbone.model, IDS, 12, **options)
-
-
 def test_greedy_calls_leave_torchs_generator_alone(umim: UMIM) -> None:
     before = torch.get_rng_state()
     umim.generate(PROMPT, max_new_tokens=3)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(
-    "own", [{"repetition_penalty": 1.9}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": [9, 20]}]
-)
-def test_what_is_not_given_is_the_models_own(umim: UMIM, own: dict[str, object]) -> None:
-    plain = umim.generate(PROMPT, max_new_tokens=12).ids
-    umim.backbone.model.generation_config = GenerationConfig(**own, eos_token_id=[30, 31])
-    output = umim.generate(PROMPT, max_new_tokens=12)
-    assert list(output.ids[0]) == theirs(umim) and output.ids != plain
-    assert umim.generate(PROMPT, config=GenerationConfig(max_new_tokens=12)) == output
 
 
 def test_a_word_stands_for_the_models_own_only_where_it_is_the_default() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.pairwise import pairwise
 from umim_core.errors import ArtifactError, LockError
 from umim_core.store.arrays import save_array
 from umim_core.store.disk import write_bytes
@@ -77,9 +78,7 @@ NAMES = ["x.partial", "x.tmp", "x.state", ".x.lock", f".x.{'0' * 16}.umim", ".um
 KINDS = ["folder", "file", "hard link", "link", "dangling", "folder's link", "fifo"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", NAMES)
+@pairwise(command=list(COMMANDS), kind=KINDS, name=NAMES)
 def test_what_is_of_the_user_stays(tmp_path: Path, name: str, kind: str, command: str) -> None:
     plant(tmp_path / name, kind)
     before = tree(tmp_path)

@@ -122,15 +122,8 @@ def test_questions_are_read_in_order_and_extra_keys_ignored(tmp_path: Path) -> N
         ('{"context": "c", "choices": ["a", "b"]}', "q.jsonl:1 must hold context"),
         ('{"context": "c", "choices": ["a", "b"], "gold": true}', "q.jsonl:1 must hold context"),
         ('{"context": "c", "choices": ["a"], "gold": 0}', "q.jsonl:1: .* at least two choices"),
-        (
-            '{"context": "\\ud800", "choices": ["a", "b"], "gold": 0}',
-            "1: text must not hold lone surrogates",
-        ),
-        ("[" * 100_000, "q.jsonl: a file that begins with \\[ must be one whole JSON array"),
-        ("1" * 5000, "q.jsonl:1: a line must be JSON"),
         ('{"context": "c", "choices": ["a", "b"], "gold": 0}\n\n[1]', "q.jsonl:3: a row must be a"),
         ("", "must hold questions"),
-        ("\udcff\udcfe", "must be UTF-8"),
         (None, "q.jsonl: the file must be readable"),
     ],
 )
