@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from umim_core.errors import EvaluationError
@@ -70,16 +71,8 @@ def test_a_program_without_end_is_stopped(program: str, wall: float) -> None:
 
 def children(process: int) -> list[int]:
     """Return the processes that a process has started and that have not ended."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            number, rest = status.read_text().split(" ", 1)
-        except OSError:  # it has ended
-            continue
-        state, parent = rest.rpartition(")")[2].split()[:2]
-        if int(parent) == process and state != "Z":
-            found.append(int(number))
-    return found
+    found = psutil.Process(process).children()
+    return [child.pid for child in found if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def runs_program(process: int) -> bool:

@@ -172,15 +172,6 @@ def test_context_mode_matches_the_context_alone(build: Build) -> None:
     found = model.loglikelihood(likelihoods(SHORT))
     assert values(found) == pytest.approx(expected, abs=1e-4)
     assert model.realised["context_token_reduction"] > model.realised["token_reduction"] > 0
-    # a long context loses leading units, not tokens
-    context, ending = (np.array(ids) for ids in model._encode_pair(*PAIRS[-1]))
-    kept, units = model.scorer.fit(context, MAX_LENGTH - len(ending) + 1)
-    starts, _ = merged_model.matcher.segment(context)
-    assert len(context) > len(kept) > units == MAX_LENGTH - len(ending) + 1
-    assert len(context) - len(kept) in starts.tolist()
-    expected = float(behind(merged_model, kept.tolist(), ending.tolist()).sum())
-    [(found, _)] = model.loglikelihood(likelihoods(PAIRS[-1:]))
-    assert found == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("positions", ["compact", "preserved"])

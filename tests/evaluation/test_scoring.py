@@ -12,7 +12,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
-from support.engine_matrix import families, log_probs_from_scratch, module_for, tiny_backbone
+from support.engine_matrix import families, module_for, tiny_backbone
 from support.merged_models import fresh_model, placed
 from support.ngram_oracle import filtered
 from support.tiny_models import random_backbone
@@ -127,26 +127,6 @@ def test_inputs_at_the_limit_lose_leading_units(
     [found] = scorer(scope).score([request(plain, [3, 11])], 1)
     [cut] = scorer(scope).score([request(plain[-room:], [3, 11])], 1)
     assert found.log_prob == pytest.approx(cut.log_prob, abs=1e-6)
-
-
-def test_a_continuation_is_scored_from_the_raw_length_of_its_context() -> None:
-    context, continuation = [6, 7, 8, 9, 0, 10], [3, 10, 0]
-    found, other = (
-        scorer("prompt", positions=positions).score([request(context, continuation)], 1)[0].log_prob
-        for positions in ("preserved", "compact")
-    )
-    model = scorer("prompt", positions="preserved").merged_model
-    whole, parts = np.array(context + continuation), model.require_matcher()
-    listed = log_probs_from_scratch(model.backbone, model.module, parts, whole, "preserved")
-    assert found == pytest.approx(float(listed[-3:].sum()), abs=1e-4)
-    assert abs(other - found) > 1e-4
-
-
-@pytest.mark.parametrize("scope", ["prompt", "all"])
-def test_spans_at_the_end_of_a_full_input_stay_within_the_positions(scope: str) -> None:
-    for tail in ([6, 7, 8, 9], [9, 6, 7, 8], [5, 1, 2]):
-        [found] = scorer(scope).score([request([10] * 30, tail)], 1)
-        assert np.isfinite(found.log_prob)
 
 
 MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
