@@ -46,6 +46,7 @@ def test_addresses_are_shown_without_credentials(name: str, safe: str) -> None:
         *((long, (), long) for long in ("QUJD" * (1 << 18), "http://h/" + "?key" * 4000)),
         *((long, (long,), long) for long in MANY),
     ],
+    ids=lambda part: repr(part)[:30],
 )
 def test_texts_of_other_libraries_lose_credentials(
     text: str, addresses: tuple[str, ...], safe: str

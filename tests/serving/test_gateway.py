@@ -214,20 +214,27 @@ BOMB = gzip.compress(bytes(200 << 20))
 GZIP = b"content-encoding: gzip\r\n"
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/models", "/health"])
+ANSWERS: dict[str, tuple[bytes, bool]] = {  # and whether a stream is asked for
+    "packed": (plain(BOMB, GZIP), False),
+    "packed stream": (plain(BOMB, GZIP + b"content-type: text/event-stream\r\n"), True),
+    "endless": (plain(b"[" + b"1," * (30 << 20)), False),
+    "endless stream": (events(b"x" * (60 << 20)), True),
+    "no status": (b"HTTP/1.1 799 Odd\r\ncontent-length: 0\r\n\r\n", False),
+}
+
+
 @pytest.mark.parametrize(
-    ("sent", "streamed"),
+    ("path", "name"),
     [
-        (plain(BOMB, GZIP), False),
-        (plain(BOMB, GZIP + b"content-type: text/event-stream\r\n"), True),
-        (plain(b"[" + b"1," * (30 << 20)), False),
-        (events(b"x" * (60 << 20)), True),
-        (b"HTTP/1.1 799 Odd\r\ncontent-length: 0\r\n\r\n", False),
+        *((CHAT, name) for name in ANSWERS),
+        *((COMPLETIONS, name) for name in ("packed", "endless stream")),
+        *((path, name) for path in ("/v1/models", "/health") for name in ("packed", "no status")),
     ],
 )
 def test_an_engine_cannot_fill_the_memory(
-    pair: tuple[OddEngine, str], path: str, sent: bytes, streamed: bool
+    pair: tuple[OddEngine, str], path: str, name: str
 ) -> None:
+    sent, streamed = ANSWERS[name]
     engine, url = pair
     engine.answers = {path: sent, COMPLETIONS: sent}
     before = psutil.Process().memory_info().rss

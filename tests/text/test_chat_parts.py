@@ -431,8 +431,11 @@ def test_a_malformed_chat_is_refused(
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        *(("plain", content) for content in ("", "hi there")),
-        *(("trim", ""), ("think", ""), ("think", "</think>"), ("upper replies", "hi there")),
+        *(("plain", "hi there"), ("trim", ""), ("think", "</think>")),
+        *(
+            pytest.param(name, content, marks=pytest.mark.full)
+            for name, content in (("plain", ""), ("think", ""), ("upper replies", "hi there"))
+        ),
     ],
 )
 def test_writing_a_chat_is_linear_in_its_size(
@@ -450,7 +453,13 @@ def test_writing_a_chat_is_linear_in_its_size(
     assert len(written.places) == (len(chat) // 2 if content else 0)
 
 
-@pytest.mark.parametrize("name", [*TOOLED, "other"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("behind", "other") else pytest.param(name, marks=pytest.mark.full)
+        for name in (*TOOLED, "other")
+    ],
+)
 def test_finding_tools_is_linear_in_their_number(
     tokenizer: PreTrainedTokenizerBase, name: str
 ) -> None:
