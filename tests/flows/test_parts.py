@@ -12,18 +12,30 @@ from unittest.mock import MagicMock
 import pytest
 
 from flows import parts, pipeline_flows
-from support.recorder import Recorder
 from support.sites import made
 from support.small_recipe import least_recipe
 from tasks.cluster.lease import ClusterLease
+from tasks.plan.planner import Planner
 from tasks.report.compare import ShippedResult, comparison_rows
 from tasks.report.comparison import cell_row
 from tasks.run import checks
 from tasks.run.pipeline import PipelineRun, site_of
-from tasks.run.stage import Artifact
+from tasks.run.stage import Artifact, StageCall
 from umim_core.adaptation.settings import WT
 from umim_core.config.recipe import Cell, Recipe
 from umim_core.errors import ConfigError
+
+
+class Recorder(Planner):
+    """A plan that keeps what every stage is given: calls with their labels."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.given: list[tuple[StageCall, str]] = []
+
+    def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
+        self.given.append((call, label))
+        return super().stage(call, label=label, setting=setting)
 
 
 def recipe_with(checkpoint: str, prompt: int = 512, segment: int = 512) -> Recipe:

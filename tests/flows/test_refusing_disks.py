@@ -1,6 +1,6 @@
 """Every stage on disks that refuse (reliability 24, 25), and many runs in one process (27).
 
-The stages of mining are tried with every size of disk in ``tasks/data/test_mining_disk.py``.
+The quick set has the stages of mining, whose files are the most.
 """
 
 from __future__ import annotations
@@ -8,77 +8,109 @@ from __future__ import annotations
 import gc
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from support.faulty_disk import PAGE, Faults, leftovers, published
-from support.tiny_pipeline import NOT_EQUAL, Call, Walk
+from support.tiny_mining import NoCluster, TinyCorpus
+from support.tiny_pipeline import NOT_EQUAL, Call, Walk, counting_in_process
+from tasks.run.stage import Artifact
 from umim_core.errors import ArtifactError
-
-pytestmark = pytest.mark.full  # a whole run is in its fixture
 
 STAGES = (
     "corpus", "task", "tokenize", "count", "filter", "distill", "task-rules", "with-rules", "sft",
     "dpo", "evaluate", "task-score", "benchmark", "report",
 )  # fmt: skip
-EVERY_STAGE = pytest.mark.parametrize("stage", STAGES)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A stage, its undisturbed artifact, and which of its writes fail: every one, or some."""
+
+    run: Callable[[Path], Artifact]
+    artifact: Artifact
+    every: int = 1
+
+    def check_whole(self, root: Path, where: object) -> None:
+        """Run it again, undisturbed: it must end as it did elsewhere and leave nothing else."""
+        for path in published(root):
+            assert (path / "manifest.json").is_file(), "whole: only the last flush failed"
+        digest = self.run(root).digest
+        assert self.artifact.stage in NOT_EQUAL or digest == self.artifact.digest, where
+        assert leftovers(root) == [], where
+
+
+@pytest.fixture(scope="module")
+def mining(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase
+) -> Iterator[dict[str, Tried]]:
+    made = tmp_path_factory.mktemp("made")
+    corpus = TinyCorpus.make(made / "corpus", tiny_tokenizer, 1000)
+    with counting_in_process():
+        counted = corpus.count(made, NoCluster())
+        yield {
+            "count": Tried(lambda root: corpus.count(root, NoCluster()), counted, every=7),
+            "filter": Tried(
+                lambda root: corpus.filter(root, counted), corpus.filter(made, counted)
+            ),
+        }
 
 
 def call_of(run: Walk, stage: str) -> Call:
     return next(call for call in run.calls if call.name == stage)
 
 
-def check_whole(call: Call, root: Path, where: object) -> None:
-    """Run the stage again, undisturbed: it must end as it did elsewhere and leave nothing else."""
-    digest = call.run(root).digest
-    assert call.name in NOT_EQUAL or digest == call.artifact.digest, where
-    assert leftovers(root) == [], where
+@pytest.fixture(
+    params=["count", "filter", *(pytest.param(f"run/{s}", marks=pytest.mark.full) for s in STAGES)]
+)
+def stage(request: pytest.FixtureRequest, mining: dict[str, Tried]) -> Tried:
+    if request.param in mining:
+        return mining[request.param]
+    call = call_of(request.getfixturevalue("tiny_run"), request.param.removeprefix("run/"))
+    return Tried(call.run, call.artifact)
 
 
+@pytest.mark.full
 def test_every_stage_of_the_run_is_tried(tiny_run: Walk) -> None:
     assert {call.name for call in tiny_run.calls} == set(STAGES)
 
 
-@EVERY_STAGE
 def test_a_full_disk_is_named_with_path_and_bytes_and_the_rerun_succeeds(
-    tiny_run: Walk, small_disk: Callable[[int], Path], stage: str
+    stage: Tried, small_disk: Callable[[int], Path]
 ) -> None:
-    call = call_of(tiny_run, stage)
-    size = sum(path.stat().st_size for path in call.artifact.path.rglob("*") if path.is_file())
-    for share in (0.0, 0.3, 0.9):
+    size = sum(path.stat().st_size for path in stage.artifact.path.rglob("*") if path.is_file())
+    for share in (0.0, 0.3, 0.6, 0.9):
         root = small_disk(max(PAGE, int(share * size) // PAGE * PAGE))
         with pytest.raises(ArtifactError, match="must be writable; got No space left") as caught:
-            call.run(root)
+            stage.run(root)
         found = re.match(rf"{root}/\S+ \(\d+ bytes.*\) must be", str(caught.value))
         assert found, str(caught.value)
         assert published(root) == []
-        check_whole(call, small_disk(1 << 26), share)
+        stage.check_whole(small_disk(1 << 26), share)
         for path in root.iterdir():
             shutil.rmtree(path)
 
 
-@EVERY_STAGE
 def test_whichever_write_flush_or_rename_fails_the_artifact_is_whole_or_absent(
-    tiny_run: Walk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+    stage: Tried, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call, faults = call_of(tiny_run, stage), Faults(monkeypatch)
-    refused = 0
-    for fail_at in range(1, 500):
+    faults, refused = Faults(monkeypatch), 0
+    for fail_at in range(1, 500, stage.every):
         root = tmp_path / str(fail_at)
         faults.arm(fail_at)
         try:
-            call.run(root)
+            stage.run(root)
         except ArtifactError as error:
             assert "must be writable; got Input/output error" in str(error)
             refused += 1
         fired = faults.fired
         faults.arm(0)
-        for path in published(root):
-            assert (path / "manifest.json").is_file(), "whole: only the last flush failed"
-        check_whole(call, root, (fail_at, fired))
+        stage.check_whole(root, (fail_at, fired))
         if fired is None:
             break
     else:
@@ -86,6 +118,7 @@ def test_whichever_write_flush_or_rename_fails_the_artifact_is_whole_or_absent(
     assert refused >= 3
 
 
+@pytest.mark.full
 def test_runs_of_training_and_measuring_stages_leave_nothing_open(
     tiny_run: Walk, tmp_path: Path
 ) -> None:

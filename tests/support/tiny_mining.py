@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,18 +10,19 @@ import numpy as np
 import psutil
 from transformers import PreTrainedTokenizerBase
 
-from support.sites import here
+from support.ngram_oracle import Grams, Segments, cut, document_oracle, oracle
+from support.sites import here, made
 from support.token_artifacts import write_documents
 from tasks.cluster.lease import ClusterLease
 from tasks.data.counting import ClusterCounter
 from tasks.run.site import Site
-from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.run.stage import Artifact
 from tasks.stages.mine import count_stage, filter_stage
 from tasks.stages.named import NamedTokenizer
 from umim_core.config.recipe import ClusterConfig
 from umim_core.config.rule_options import RuleOptions
 from umim_core.mining.counting import LocalCounter, count_ngrams
-from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.grams import NgramCounts
 
 LENGTH, TAU = 20, 3
 OPTIONS = RuleOptions(tau=TAU, segment_length=LENGTH)
@@ -57,19 +57,19 @@ class TinyCorpus:
         ids = skewed_ids(size)
         ends = np.append(np.arange(70, size, 70), size)
         tokenizer.save_pretrained(folder / "tokenizer")
-
-        def build(out: Path) -> Metrics:
-            documents = np.split(ids, ends[:-1])
-            write_documents(out / "train", *documents)
-            return {}
-
-        artifact = run_stage(folder, StageSpec("tokenize", 1, {"size": size}, {}), build)
+        documents = np.split(ids, ends[:-1])
+        artifact = made(folder, "tokenize", lambda out: write_documents(out / "train", *documents))
         return cls(ids, ends, artifact, str(folder / "tokenizer"))
 
     @cached_property
     def tokenizer(self) -> NamedTokenizer:
         """What the stages are given, loaded once."""
         return NamedTokenizer(self.backbone)
+
+    @property
+    def segments(self) -> Segments:
+        """Its whole segments."""
+        return cut(self.ids, LENGTH)
 
     def count(self, root: Path, lease: ClusterLease, **changes: object) -> Artifact:
         """Run the count stage."""
@@ -91,54 +91,13 @@ class TinyCorpus:
         )
         return call.build(here(root))
 
-    def grams(self) -> dict[int, Counter[tuple[int, ...]]]:
-        """Count all n-grams without ``<eos>`` in whole segments, one by one."""
-        return {n: Counter(gram for gram, _ in self._positions(n)) for n in ORDERS}
+    def grams(self, *excluded: int) -> Grams:
+        """Count the n-grams that reach tau, without ``<eos>`` and other ids, one by one."""
+        return oracle(self.segments, TAU, frozenset({0, *excluded}))
 
-    def documents(self) -> dict[int, Counter[tuple[int, ...]]]:
+    def documents(self) -> Grams:
         """Count the documents of all n-grams, by the document of the first token."""
-        return {
-            n: Counter(
-                gram
-                for gram, _ in {
-                    (gram, int(np.searchsorted(self.ends, at, side="right")))
-                    for gram, at in self._positions(n)
-                }
-            )
-            for n in ORDERS
-        }
-
-    def _positions(self, n: int) -> list[tuple[tuple[int, ...], int]]:
-        flat = self.ids.tolist()
-        starts = [
-            at
-            for low in range(0, len(flat) // LENGTH * LENGTH, LENGTH)
-            for at in range(low, low + LENGTH - n + 1)
-        ]
-        return [(tuple(flat[at : at + n]), at) for at in starts if 0 not in flat[at : at + n]]
-
-
-def frequent(
-    counts: dict[int, Counter[tuple[int, ...]]], tau: int
-) -> dict[int, dict[tuple[int, ...], int]]:
-    """Return the n-grams that occur at least ``tau`` times."""
-    return {n: {gram: found for gram, found in counts[n].items() if found >= tau} for n in counts}
-
-
-def stored(counted: Artifact, name: str = "support") -> dict[int, dict[tuple[int, ...], int]]:
-    """Return what a count stage stored, by n-gram."""
-    keys = {n: np.load(counted.path / f"keys_{n}.npy") for n in ORDERS}
-    counts = NgramCounts(keys, keys, 0)
-    return {
-        n: dict(
-            zip(
-                map(tuple, counts.ids(n).tolist()),
-                np.load(counted.path / f"{name}_{n}.npy").tolist(),
-                strict=True,
-            )
-        )
-        for n in ORDERS
-    }
+        return document_oracle(self.segments, self.ends.tolist())
 
 
 def titles(parent: psutil.Process) -> dict[psutil.Process, str]:

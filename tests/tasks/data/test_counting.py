@@ -5,15 +5,18 @@ The quick set counts on Ray in ``flows/test_full_pipeline.py``.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from support.tiny_mining import LENGTH, TAU, skewed_ids
 from tasks.data.counting import ClusterCounter, Corpus, _added, packed_row
-from umim_core.errors import ClusterError
-from umim_core.mining.counting import count_ngrams
+from umim_core.errors import ClusterError, CorpusError
+from umim_core.mining.counting import LocalCounter, count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts
-from umim_core.text.token_ids import MAX_TOKEN_ID
+from umim_core.text.token_ids import MAX_TOKEN_ID, segment_borders
 
 EMPTY = np.zeros(0, dtype=np.int64)
 
@@ -44,11 +47,11 @@ def test_equals_the_count_in_one_process_whatever_the_blocks(
     ids, offsets = ragged()
     ids[60:100] = ids[:40]
     ids[150:190] = ids[:40]
-    excluded = np.array([MAX_TOKEN_ID - 2], dtype=np.int64)
-    want = count_ngrams(ids, offsets, 2, excluded.tolist(), longest=longest)
+    excluded = (MAX_TOKEN_ID - 2,)
+    want = count_ngrams(ids, offsets, 2, excluded, longest=longest)
     assert all(len(want.keys[n]) > 1 for n in range(2, min(longest, 7)))
-    corpus = Corpus(ids, offsets, tuple(excluded.tolist()))
-    assert_equal(ClusterCounter(corpus, block_tokens, longest=longest).count(2), want)
+    counter = ClusterCounter(Corpus(ids, offsets, excluded), block_tokens, longest=longest)
+    assert_equal(counter.count(2), want)
 
 
 @pytest.mark.full
@@ -57,6 +60,32 @@ def test_a_corpus_without_ngrams_has_no_counts(two_cores: None, offsets: list[in
     ids = np.full(offsets[-1], 7, dtype=np.int32)
     got = ClusterCounter(Corpus(ids, np.array(offsets, dtype=np.int64))).count(1)
     assert_equal(got, NgramCounts(dict.fromkeys(ORDERS, EMPTY), dict.fromkeys(ORDERS, EMPTY), 1))
+
+
+@pytest.mark.full
+def test_documents_of_given_ngrams_equal_those_counted_in_one_process(two_cores: None) -> None:
+    ids = skewed_ids(6000)
+    offsets, ends = segment_borders(len(ids), LENGTH), np.append(np.arange(70, 6000, 70), 6000)
+    keys = count_ngrams(ids, offsets, 2, (0,)).keys
+    want = LocalCounter(ids, offsets, threads=1).documents_of(keys, ends)
+    got = ClusterCounter(Corpus(ids, offsets)).documents_of(keys, ends)
+    assert {n: found.tolist() for n, found in got.items()} == {
+        n: found.tolist() for n, found in want.items()
+    }
+
+
+@pytest.mark.full  # the quick error of a worker is that of a broken file: test_tokenizing.py
+def test_the_typed_error_of_a_worker_reaches_the_caller(
+    two_cores: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ids = skewed_ids(6000)
+    ids[4321] = -3
+    with pytest.raises(CorpusError) as caught:
+        ClusterCounter(Corpus(ids, segment_borders(6000, LENGTH)), block_tokens=1000).count(TAU)
+    assert type(caught.value) is CorpusError
+    told = r"corpus: token ids must lie in 0\.\.262143; got -3 at position \d+\. Check the t.*"
+    assert re.fullmatch(told, str(caught.value)), "one line, without the advice of Ray"
+    assert "Traceback" not in capfd.readouterr().err
 
 
 SIZES = {2: 3, 3: 2, 4: 1}
@@ -71,22 +100,17 @@ def partial_counts(ranges: int) -> list[pa.Table]:
     ]
 
 
-def test_ranges_are_added_up_in_any_order() -> None:
+def test_ranges_are_added_up_in_any_order_and_each_counts_once() -> None:
     rows = partial_counts(3)
     documents = _added([pa.concat_tables(rows[4:]), *rows[3::-1]], SIZES, 3)
     assert {n: found.tolist() for n, found in documents.items()} == {
         n: [3] * SIZES[n] for n in SIZES
     }
-
-
-@pytest.mark.parametrize("lost", range(9))
-def test_a_range_that_comes_twice_does_not_stand_for_one_that_is_lost(lost: int) -> None:
-    rows = partial_counts(3)
-    rows[lost] = rows[(lost + 3) % 9]
-    with pytest.raises(ClusterError, match=f"ranges must be .* once; .* of {2 + lost % 3}-grams"):
-        _added(rows, SIZES, 3)
-
-
-def test_a_range_that_nobody_asked_for_is_refused() -> None:
     with pytest.raises(ClusterError, match="each of 2 ranges must be counted once"):
-        _added(partial_counts(3), SIZES, 2)
+        _added(rows, SIZES, 2)
+    with pytest.raises(ClusterError, match="9 partial counts must come back; got 8"):
+        _added(rows[1:], SIZES, 3)
+    for lost in range(3):
+        twice = [*rows[:lost], rows[lost + 3], *rows[lost + 1 :]]  # in the place of another
+        with pytest.raises(ClusterError, match=f"once; got .* of {2 + lost}-grams"):
+            _added(twice, SIZES, 3)

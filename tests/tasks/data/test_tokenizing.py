@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,20 +94,6 @@ def sums(directory: Path) -> dict[str, str]:
 # Files of a split
 
 
-def test_two_workers_write_the_bytes_of_one(
-    folder: Path, reference: TokenizerRef, lease: ClusterLease
-) -> None:
-    source = TextFiles(paths=(f"{folder}/*.txt",))
-    for job in split_jobs("x", source, folder / "one", reference):
-        tokenize_file(job)
-    jobs = split_jobs("x", source, folder / "two", reference)
-    tokenize_splits({"x": jobs}, lease)
-    two = sums(folder / "two")
-    assert two.pop("index.json")
-    assert two == sums(folder / "one")
-    assert len(two) > 8
-
-
 def test_what_a_dead_worker_left_is_replaced_or_removed(
     folder: Path, reference: TokenizerRef, lease: ClusterLease
 ) -> None:
@@ -188,20 +173,11 @@ def test_bad_rows_are_counted_over_all_files(
         tokenize_splits({"x": jobs}, lease)
 
 
-def test_a_worker_that_cannot_write_says_where(
-    folder: Path, reference: TokenizerRef, lease: ClusterLease
-) -> None:
-    (folder / "out").write_text("in the way")
-    jobs = split_jobs("x", TextFiles(paths=(f"{folder}/*.txt",)), folder / "out", reference)
-    with pytest.raises(ArtifactError, match=r"out/0000\d\..* must be writable; got File exists"):
-        tokenize_splits({"x": jobs}, lease)
-
-
-def test_another_tokenizer_on_a_worker_is_refused(folder: Path, lease: ClusterLease) -> None:
+def test_another_tokenizer_on_a_worker_is_refused(folder: Path) -> None:
     other = TokenizerRef(NAME, None, "0" * 64)
-    jobs = split_jobs("x", TextFiles(paths=(f"{folder}/*.txt",)), folder / "x", other)
+    job, *_ = split_jobs("x", TextFiles(paths=(f"{folder}/*.txt",)), folder / "x", other)
     with pytest.raises(TokenizerMismatchError, match="every machine must load the same tokenizer"):
-        tokenize_splits({"x": jobs}, lease)
+        tokenize_file(job)
 
 
 # The stage
@@ -225,7 +201,7 @@ def stage(root: Path, lease: ClusterLease, config: FilesCorpus) -> Artifact:
     return call.build(site)
 
 
-def test_every_split_becomes_a_folder_of_shards(
+def test_every_split_becomes_a_folder_of_shards_with_a_digest_of_its_own(
     folder: Path, tokenizer: PreTrainedTokenizerBase, lease: ClusterLease
 ) -> None:
     done = stage(folder / "root", lease, corpus_of(folder, train_tokens=20))
@@ -237,33 +213,20 @@ def test_every_split_becomes_a_folder_of_shards(
     assert splits_with(done, OOD) == ["ood_code"]
     assert done.metrics["tokens_test"] == len(everything[-1])
     assert not (done.path / "state").exists()
-
-
-def test_a_folder_keeps_its_digest_when_another_split_changes(
-    folder: Path, lease: ClusterLease
-) -> None:
     first = stage(folder / "root", lease, corpus_of(folder))
-    limited = stage(folder / "root", lease, corpus_of(folder, train_tokens=20))
-    assert limited.part("valid").identity() == first.part("valid").identity()
-    assert limited.part("train").identity() != first.part("train").identity()
+    assert done.part("valid").identity() == first.part("valid").identity()
+    assert done.part("train").identity() != first.part("train").identity()
     assert first.part("train").identity() == directory_digest(first.path / "train")
     with pytest.raises(ArtifactError, match="must hold 'other'; got none"):
         first.part("other").identity()
 
 
-def test_the_same_files_in_another_folder_are_the_same_corpus(
-    folder: Path, lease: ClusterLease, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    moved = shutil.copytree(folder, tmp_path_factory.mktemp("moved") / "texts")
-    assert stage(folder / "root", lease, corpus_of(folder)).executed
-    assert not stage(folder / "root", lease, corpus_of(moved)).executed
-
-
-def test_ready_ids_of_another_tokenizer_are_refused(folder: Path, lease: ClusterLease) -> None:
+def test_ready_ids_of_another_tokenizer_are_refused(folder: Path, here: ClusterLease) -> None:
     np.save(folder / "ids.npy", np.array([1, 2**17], np.uint32))
-    config = corpus_of(folder, test={"kind": "ids", "path": str(folder / "ids.npy")})
+    ids = {"kind": "ids", "path": str(folder / "ids.npy")}
+    config = corpus_of(folder, train={"kind": "text", "paths": [f"{folder}/a.txt"]}, test=ids)
     with pytest.raises(CorpusError, match=r"'test' must lie in 0\.\.8191, the vocabulary; got 131"):
-        stage(folder / "root", lease, config)
+        stage(folder / "root", here, config)
 
 
 @pytest.mark.full
@@ -299,7 +262,7 @@ def job(tmp_path: Path) -> TokenJob:
     return made
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn", "altered"])
+@pytest.mark.parametrize("damage", ["missing", "altered"])
 def test_a_shard_that_is_not_here_as_its_worker_wrote_it_is_refused(
     job: TokenJob, damage: str
 ) -> None:
@@ -309,8 +272,8 @@ def test_a_shard_that_is_not_here_as_its_worker_wrote_it_is_refused(
     path = job.directory / whole.parts[0].files[0]
     content = path.read_bytes()
     path.unlink()
-    if damage != "missing":
-        path.write_bytes(content[:-4] if damage == "torn" else content[:-4] + b"\0\0\0\1")
+    if damage == "altered":
+        path.write_bytes(content[:-4] + b"\0\0\0\1")
     error = checked(outcome, job)
     assert isinstance(error, ClusterError)
     assert "as its worker wrote it" in str(error) and str(path) in str(error)

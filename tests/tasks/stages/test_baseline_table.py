@@ -27,6 +27,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"name": "matched", "merge": "prompt", "method": "truncation"},
     {"name": "target", "merge": "prompt", "method": "truncation", "target_tr": 0.5},
     {"name": "evicted", "merge": "prompt", "method": "span-eviction-0"},
+    {"name": "kept", "merge": "prompt", "method": "truncation", "target_tr": 0.5, "raw_tail": 99},
 ]
 
 
@@ -47,25 +48,16 @@ def test_baselines_drop_what_the_rules_save_or_what_they_are_asked_for(
     assert prompts["base"] is None
     assert prompts["matched"] == prompts["own"] > 0.0 == prompts["evicted"]
     assert prompts["target"] == pytest.approx(0.5, abs=0.05)  # half a token of each prompt
+    assert prompts["kept"] == 0.0  # a raw tail as long as the prompts must stay
     caches = {name: row["cache_reduction"] for name, row in found.items()}
     assert 0.0 < caches.pop("evicted") < prompts["own"]  # the first token's column always stays
     assert set(caches.values()) == {None}
     over = {name: row["shortfall"] for name, row in found.items()}
     assert over["base"] is over["own"] is None
     assert over["matched"] == over["target"] == 0.0 < over["evicted"]
+    assert over["kept"] == pytest.approx(0.5, abs=0.05)
     # Of a span that begins a prompt the first column stays: what eviction lacks to the rules.
     assert over["evicted"] == pytest.approx(prompts["own"] - found["evicted"]["cache_reduction"])
-
-
-def test_tokens_that_a_reducer_must_keep_are_its_shortfall(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    raw = {"name": "raw", "merge": "prompt", "method": "truncation", "raw_tail": 99}
-    settings = [{"name": "base", "merge": "none"}, raw | {"target_tr": 0.5}]
-    data = write_questions(tmp_path / "data")
-    found = rows(tmp_path, tiny_table(tiny_checkpoint, data, questions=3, settings=settings))
-    assert found["raw"]["context_token_reduction"] == 0.0
-    assert found["raw"]["shortfall"] == pytest.approx(0.5, abs=0.05)  # half a token of each prompt
 
 
 def test_a_worker_with_another_commit_of_a_baselines_own_model_is_refused(

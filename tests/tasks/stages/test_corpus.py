@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from support.s3 import arrow_address, s3_files, s3_server
@@ -78,29 +80,24 @@ def test_a_remote_corpus_is_tokenised_and_leaves_no_credentials(
     assert all(SECRET.encode() not in path.read_bytes() for path in files)
 
 
+@pytest.mark.parametrize("meanwhile", [False, True])
 def test_remote_files_that_change_under_the_pipeline_are_refused(
-    tmp_path: Path, config: FilesCorpus, store: S3FileSystem
-) -> None:
-    corpus = made(config, tmp_path)
-    store.pipe("umim/valid.txt", b"Return the other array.")
-    with pytest.raises(CorpusError, match="must stay as they are while the pipeline runs"):
-        tokenize(config, corpus, tmp_path)
-
-
-def test_remote_files_that_change_while_they_are_tokenised_are_not_published(
     tmp_path: Path,
     config: FilesCorpus,
     store: S3FileSystem,
     monkeypatch: pytest.MonkeyPatch,
+    meanwhile: bool,
 ) -> None:
-    corpus = made(config, tmp_path)
-    tokenize_splits = corpus_stages.tokenize_splits
+    corpus, tokenize_splits = made(config, tmp_path), corpus_stages.tokenize_splits
 
     def change(*args: Any) -> Any:
         store.pipe("umim/valid.txt", b"Return the other array.")
-        return tokenize_splits(*args)
+        return tokenize_splits(*args) if args else None
 
-    monkeypatch.setattr(corpus_stages, "tokenize_splits", change)
+    if meanwhile:
+        monkeypatch.setattr(corpus_stages, "tokenize_splits", change)
+    else:
+        change()
     with pytest.raises(CorpusError, match="must stay as they are while the pipeline runs"):
         tokenize(config, corpus, tmp_path)
     assert not [path for path in (tmp_path / "tokenize").glob("*") if path.suffix == ""]
@@ -116,10 +113,6 @@ def mixture(**parts: dict[str, Any]) -> MixtureCorpus:
     return MixtureCorpus.model_validate({"parts": own})
 
 
-def tokenized(config: FilesCorpus, root: Path) -> Artifact:
-    return tokenize(config, made(config, root), root)
-
-
 def key(corpus: object) -> object:
     return key_parts({"text": CorpusText(corpus)}, {})  # type: ignore[arg-type]
 
@@ -133,40 +126,21 @@ def rows(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_another_field_of_the_same_file_is_another_text(tmp_path: Path, rows: str) -> None:
-    def of(field: str) -> dict[str, Any]:
-        return {"kind": "jsonl", "paths": [rows], "field": field}
-
-    first, second = tokenized(files(of("text")), tmp_path), tokenized(files(of("body")), tmp_path)
-    assert first.executed and second.executed
-    assert first.metrics["tokens_train"] != second.metrics["tokens_train"]
-    other = tokenized(files(of("body"), other=of("text")), tmp_path)
-    assert other.executed
-    assert tokenized(files(of("body"), other=of("body")), tmp_path).executed
-    assert not tokenized(files(of("text")), tmp_path).executed
-
-
 @pytest.mark.parametrize(
-    "change", [{"max_bad": 3}, {"nul": "keep"}, {"kind": "text", "field": None}]
+    "change", [{"field": "body"}, {"max_bad": 3}, {"nul": "keep"}, {"kind": "text", "field": None}]
 )
 def test_how_a_file_is_read_decides_the_corpus(
     tmp_path: Path, rows: str, change: dict[str, Any]
 ) -> None:
     source = {"kind": "jsonl", "paths": [rows], "field": "text"}
     changed = {name: value for name, value in (source | change).items() if value is not None}
-    corpora = [CorpusText(files(of)) for of in (source, changed)]
-    made = [corpus_stage(text=text).build(here(tmp_path)) for text in corpora]
-    assert made[0].digest != made[1].digest
+    corpora = [files(source), files(changed), files(source, other=source)]
+    corpora.append(files(source, other=changed))
+    digests = {made(corpus, tmp_path).digest for corpus in corpora}
+    assert len(digests) == len(corpora)
 
 
-def test_train_tokens_decide_no_corpus(tmp_path: Path, rows: str) -> None:
-    config = files({"kind": "jsonl", "paths": [rows]})
-    limited = config.model_copy(update={"train_tokens": 9})
-    made = [corpus_stage(text=CorpusText(c)).build(here(tmp_path)) for c in (config, limited)]
-    assert [artifact.executed for artifact in made] == [True, False]
-
-
-@pytest.mark.parametrize("name", ["paths", "model", "revision", "path", "name"])
+@pytest.mark.parametrize("name", ["paths", "name"])
 def test_a_name_that_the_user_gives_is_no_place(tmp_path: Path, rows: str, name: str) -> None:
     of = {"kind": "jsonl", "paths": [rows]}
     plain: Any = without_places(mixture(**{name: of}, b=of))
@@ -188,18 +162,34 @@ def test_the_model_of_a_generated_corpus_is_a_place(rows: str) -> None:
     assert "paths" not in plain["questions"][0]
 
 
-def test_a_corpus_that_is_moved_stays_the_same(tmp_path: Path, rows: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "place", "name"),
+    [
+        ("text", "paths", "rows.jsonl"),
+        ("parquet", "paths", "rows.parquet"),
+        ("ids", "path", "ids.npy"),
+        ("dataset", "name", ""),
+    ],
+)
+def test_a_corpus_that_is_moved_stays_the_same(
+    tmp_path: Path, rows: str, kind: str, place: str, name: str
+) -> None:
     at, moved = tmp_path / "at", tmp_path / "moved"
     at.mkdir()
     shutil.copy(rows, at / "rows.jsonl")
+    pq.write_table(pa.table({"text": ["Return the sum."]}), at / "rows.parquet")
     np.save(at / "ids.npy", np.arange(9, dtype=np.uint16))
     shutil.copytree(at, moved)
-    ids, local = ({"kind": "ids", "path": "ids.npy"}, {"kind": "dataset", "name": ""})
-    for source in (ids, local):
-        place = "path" if source["kind"] == "ids" else "name"
-        keys = [key(files(source | {place: str(of / source[place])})) for of in (at, moved)]
-        assert keys[0] == keys[1], source["kind"]
-    # A commit says nothing without its repository: nobody asks a hub whether it belongs there.
+    places = [str(folder / name) for folder in (at, moved)]
+    one, other = (
+        key(files({"kind": kind, place: [found] if place == "paths" else found}))
+        for found in places
+    )
+    assert one == other
+
+
+def test_a_commit_says_nothing_without_its_repository() -> None:
+    """Nobody asks a hub whether it belongs there."""
     pinned = {"kind": "dataset", "revision": "0" * 40}
     assert key(files(pinned | {"name": "owner/a"})) != key(files(pinned | {"name": "other/b"}))
 

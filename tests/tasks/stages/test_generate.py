@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,26 +16,65 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import tasks.stages.generate
+from support.dying import die_at
 from support.sites import here
-from support.tiny_generation import (
-    MAX_TOKENS,
-    QUESTIONS,
-    SHARDS,
-    generate,
-    generate_until,
-    tiny_generated_corpus,
-)
 from support.training_processes import exit_codes, start_ranks
-from support.worker_kills import WorkerKiller
-from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import CorpusText, corpus_stage, tokenize_stage, tokens
+from tasks.stages.generate import Generation, generate_stage
 from tasks.stages.named import NamedTokenizer
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import GeneratedCorpus
-from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ArtifactError, CorpusError
 from umim_core.synthetic_corpora.questions import TrajectoryRow, iter_rows
+
+QUESTIONS = [f"w{1 + i} w{30 - i} w5" for i in range(20)]
+LONG = ["w1 w2 w3 w4 w5 w6", "w2 w2 w2 w2 w2 w2"]
+MAX_TOKENS = 9
+SHARDS = 5
+
+
+def tiny_generated_corpus(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> GeneratedCorpus:
+    """Write the model and the questions, two of them too long and one twice, into a folder."""
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    path = folder / "questions.jsonl"
+    asked = [*QUESTIONS[:10], *LONG, QUESTIONS[0], *QUESTIONS[10:]]
+    path.write_text("".join(json.dumps({"problem": text}) + "\n" for text in asked))
+    return GeneratedCorpus.model_validate(
+        {
+            "questions": [{"kind": "jsonl", "paths": [str(path)], "field": "problem"}],
+            "model": str(folder / "model"),
+            "max_tokens": MAX_TOKENS,
+            "max_question_tokens": 5,
+            "temperature": 1.5,
+            "splits": {"train": 0.7, "valid": 0.2, "test": 0.1},
+            "batch_size": 3,
+            "shard_questions": 4,
+        }
+    )
+
+
+def generate(root: Path, corpus: GeneratedCorpus) -> Artifact:
+    return generate_stage(generation=Generation(corpus)).build(here(root))
+
+
+def generate_until(rank: int, root: Path, corpus: str, place: str, number: int, when: str) -> None:
+    """Generate a corpus, given as JSON, in a process that kills itself; see ``die_at``."""
+    die_at(place, number, when)
+    generate(root, GeneratedCorpus.model_validate_json(corpus))
+
+
+@pytest.fixture(scope="module")
+def corpus(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> GeneratedCorpus:
+    folder = tmp_path_factory.mktemp("corpus")
+    return tiny_generated_corpus(folder, tiny_model("llama", 0), tiny_tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -95,32 +134,7 @@ def test_shards_draw_numbers_of_their_own(
     assert len(set(answers)) == len(QUESTIONS)
 
 
-@pytest.mark.parametrize(("field", "value"), [("top_p", 1e-6), ("temperature", 1e-4)])
-def test_sampling_options_reach_the_model(
-    corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path, field: str, value: float
-) -> None:
-    found = generate(tmp_path, corpus.model_copy(update={field: value}))
-    different = [len({row.text for row in rows}) for rows in rows_of(found).values()]
-    assert different == [1] * len(QUESTIONS), "no choice is left"
-    assert max(len({row.text for row in rows}) for rows in rows_of(generated).values()) == 3
-
-
-def test_a_questions_trajectories_share_a_split(
-    corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path
-) -> None:
-    made = corpus_stage(text=CorpusText(corpus), generated=generated).build(here(tmp_path))
-    splits = {name: json_lines(made.path / f"{name}.jsonl") for name in ("train", "valid", "test")}
-    asked = {name: Counter(row["question"] for row in rows) for name, rows in splits.items()}
-    assert {name: len(counts) for name, counts in asked.items()} == {
-        "train": 14,
-        "valid": 4,
-        "test": 2,
-    }
-    assert sorted(number for counts in asked.values() for number in counts) == list(range(20))
-    assert {count for counts in asked.values() for count in counts.values()} == {3}
-
-
-def test_a_generated_corpus_is_tokenised_like_any_other(
+def test_a_questions_trajectories_share_a_split_and_are_tokenised_like_any_text(
     corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path
 ) -> None:
     (tmp_path / "other.txt").write_text("w9 w8 w7")
@@ -130,9 +144,15 @@ def test_a_generated_corpus_is_tokenised_like_any_other(
     )
     text, site = CorpusText(config), here(tmp_path)
     made = corpus_stage(text=text, generated=generated).build(site)
+    splits = {name: json_lines(made.path / f"{name}.jsonl") for name in ("train", "valid", "test")}
+    asked = {name: Counter(row["question"] for row in rows) for name, rows in splits.items()}
+    sizes = {name: len(counts) for name, counts in asked.items()}
+    assert sizes == {"train": 14, "valid": 4, "test": 2}
+    assert sorted(number for counts in asked.values() for number in counts) == list(range(20))
+    assert {count for counts in asked.values() for count in counts.values()} == {3}
     tokenizer = NamedTokenizer(corpus.model)
     done = tokenize_stage(corpus=made, text=text, train_tokens=50, tokenizer=tokenizer).build(site)
-    texts = [str(row["text"]) for row in json_lines(made.path / "valid.jsonl")]
+    texts = [str(row["text"]) for row in splits["valid"]]
     want = load_tokenizer(corpus.model)(texts, add_special_tokens=False)["input_ids"]
     assert tokens(done, "valid")[:].tolist() == [i for ids in want for i in ids]
     assert tokens(done, "ood_other")[:].tolist() == [9, 8, 7]
@@ -223,23 +243,3 @@ def test_a_killed_run_goes_on_with_the_next_shard(
     assert made == list(range(whole, SHARDS))
     after = shards_in(root)
     assert {name: after[name] for name in before} == before, "finished shards are not touched"
-
-
-# Workers
-
-
-@pytest.fixture(scope="module")
-def lease(two_cores: None) -> Iterator[ClusterLease]:
-    with ClusterLease(ClusterConfig(cpus=2, workers=2)) as found:
-        found.ensure()
-        yield found
-
-
-@pytest.mark.full
-def test_a_killed_worker_leaves_the_bytes_alone(
-    corpus: GeneratedCorpus, generated: Artifact, lease: ClusterLease, tmp_path: Path
-) -> None:
-    with WorkerKiller("ray::_call", ready=lambda: shards_in(tmp_path)) as killer:
-        found = generate(tmp_path, corpus, lease)
-    assert killer.killed, "a worker was killed"
-    assert found.digest == generated.digest

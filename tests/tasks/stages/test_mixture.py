@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.sites import here, made
+from tasks.data.mixing import cut_at_lines
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import CorpusText, mixture_stage, sources_of_splits
 from umim_core.config.corpus import SPLITS, MixtureCorpus
@@ -69,3 +70,23 @@ def test_every_split_holds_all_parts_and_a_part_its_own_test_documents(
     assert book == (tmp_path / "book-test.txt").read_text(encoding="utf-8")
     notes = iter_documents(sources_of_splits(mixed, text)["part_notes"])
     assert list(notes)[41] == "test note 1 1\f."
+    other = CorpusText(config.model_copy(update={"seed": 1}))
+    again = mixture_stage(text=other, docstrings=docstrings).build(here(tmp_path))
+    assert (again.path / "train.jsonl").read_bytes() != (mixed.path / "train.jsonl").read_bytes()
+    assert again.metrics == mixed.metrics
+    assert {path.suffix for path in again.path.iterdir()} == {".jsonl", ".json"}
+
+
+@pytest.mark.parametrize(
+    ("document", "limit", "pieces"),
+    [
+        ("one\ntwo three", 9, ["one\n", "two three"]),
+        ("one two three", 7, ["one", " two", " three"]),
+        ("0123456789abc", 9, ["012345678", "9abc"]),
+        ("a\n\nb", 9, ["a\n\nb"]),
+    ],
+)
+def test_a_document_is_cut_at_a_line_end_a_space_or_where_it_must(
+    document: str, limit: int, pieces: list[str]
+) -> None:
+    assert list(cut_at_lines(document, limit)) == pieces

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from support.sites import here, made
@@ -91,8 +90,3 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
     assert "normed-mean" in row.label
     assert row.metrics["rules"] == 2.0
     assert row.metrics["kl"] is not None and row.metrics["kl"] > 0.0
-
-
-def test_an_unknown_form_lists_all_and_suggests_one() -> None:
-    with pytest.raises(ValidationError, match=r"one of attention, linear; got linaer.*'linear'"):
-        Cell(backbone="b", kind="linaer")

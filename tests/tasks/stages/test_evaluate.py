@@ -1,0 +1,160 @@
+"""Stages that measure and train: which rows they read, data types, what a timing is of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from support.sites import here, made
+from support.token_artifacts import tokenized
+from tasks.cluster.lease import ClusterLease
+from tasks.report.compare import CellResult, comparison_rows
+from tasks.run.site import Site
+from tasks.run.stage import Artifact, Metrics
+from tasks.stages.evaluate import benchmark_stage, evaluate_stage, rows_of, throughput_rows
+from tasks.stages.named import NamedBackbone, NamedCheckpoint
+from tasks.stages.train import ModuleTraining, distill_stage
+from tasks.training.train_worker import launch
+from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, Segments
+from umim_core.config.form import PAPER_FORM
+from umim_core.config.recipe import BackboneDtype, Cell, ClusterConfig, DistillConfig
+from umim_core.errors import BackboneError
+from umim_core.training.token_rows import TokenRows
+from umim_core.training.train_job import TrainJob
+
+LENGTH, ROWS = 16, 4
+
+
+def text(seed: int) -> NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(1, 9, ROWS * LENGTH).astype(np.int32)
+
+
+def evaluated(
+    root: Path,
+    texts: dict[str, NDArray[np.int32]],
+    checkpoint: Path,
+    dtype: BackboneDtype = "float32",
+) -> Metrics:
+    call = evaluate_stage(
+        tokens=tokenized(root, texts),
+        checkpoint=NamedCheckpoint(checkpoint),
+        config=EvaluateConfig(alignment_rows=ROWS, perplexity_rows=ROWS, batch_size=ROWS),
+        segment_length=LENGTH,
+    )
+    return call.build(replace(here(root), dtype=dtype)).metrics
+
+
+def test_texts_out_of_domain_and_parts_are_measured_on_their_own_text(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    near, far = text(0), text(1)
+    texts = {"test": near, "ood_far": far, "part_notes": far}
+    every = evaluated(tmp_path, texts, tiny_checkpoint)
+    alone = evaluated(tmp_path, {"test": far}, tiny_checkpoint)
+    for name in ("ppl_base", "ppl_umim"):
+        assert every[f"{name}_ood_far"] == alone[name] != every[name]
+    for name in ("ppl_base", "ppl_umim", "top1", "kl", "token_reduction", "spans_per_row"):
+        assert every[f"{name}_part_notes"] == alone[name]
+    assert every["kl"] != every["kl_part_notes"]
+    rough = evaluated(tmp_path, {"test": far}, tiny_checkpoint, "bfloat16")
+    for name in ("ppl_base", "ppl_umim", "cross_entropy"):
+        assert rough[name] == pytest.approx(alone[name], rel=2e-2)
+        assert rough[name] != alone[name]
+
+
+@pytest.mark.parametrize(("segments", "expected"), [("first", [0, 1, 2]), ("spread", [0, 3, 6])])
+def test_rows_are_the_first_or_lie_at_even_distances(
+    tmp_path: Path, segments: Segments, expected: list[int]
+) -> None:
+    rows = rows_of(tokenized(tmp_path, {"test": np.arange(40)}), "test", 4, 3, segments)
+    assert [int(row[0]) // 4 for row in rows] == expected
+
+
+def test_training_and_validation_rows_are_those_of_their_splits(
+    tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_tokenizer.save_pretrained(tmp_path / "backbone")  # no weights: training cannot start
+    texts = {"train": text(0), "valid": text(1), "test": text(2)}
+    tokens = tokenized(tmp_path, texts)
+    jobs: list[TrainJob] = []
+
+    def launched(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
+        jobs.append(job)
+        return launch(job, lease)
+
+    monkeypatch.setattr("tasks.stages.train.launch", launched)
+    training = ModuleTraining(
+        NamedBackbone(str(tmp_path / "backbone")), PAPER_FORM,
+        DistillConfig(max_steps=1, batch_size=1), LENGTH, seed=0,
+    )  # fmt: skip
+    parts = {split: tokens.part(split) for split in ("train", "valid")}
+    with pytest.raises(BackboneError):
+        distill_stage.body(tmp_path, here(tmp_path), training=training, rules=tokens, **parts)
+    for split in parts:
+        rows = TokenRows.load(Path(getattr(jobs[0], split)), jobs[0].max_tokens)
+        found = [rows.row(i).tolist() for i in range(len(rows))]
+        assert found == texts[split].reshape(ROWS, LENGTH).tolist()
+
+
+PROMPTS, BATCHES = (8, 24, 16), (2, 1)
+
+
+def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    tokens = tokenized(tmp_path, {"test": np.arange(400) % 9 + 1})
+    config = BenchmarkConfig(
+        prompt_lengths=PROMPTS, batch_sizes=BATCHES, new_tokens=2, warmup=0, pairs=1
+    )
+    checkpoint = NamedCheckpoint(tiny_checkpoint)
+    call = benchmark_stage(tokens=tokens, checkpoint=checkpoint, config=config)
+    timed = call.build(here(tmp_path))
+    place = json.loads((timed.path / "machine.json").read_text("utf-8"))
+    assert place == timed.manifest()["config"]["machine"]
+    assert place.endswith(f", {torch.get_num_threads()} threads")
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "checkpoint").symlink_to(tiny_checkpoint)
+    trained = Artifact("distill", "", tmp_path / "trained", "", executed=True)
+    result = CellResult(
+        Cell(backbone="tiny"),
+        tokens,
+        trained,
+        settings={"WT": trained},
+        evaluations={"WT": made(tmp_path, "evaluate")},
+        benchmark=timed,
+    )
+    (row,) = comparison_rows([result], [], seed=0)
+    rows = throughput_rows(timed)
+    expected = {
+        f"{found.phase}_speedup": found.speedup
+        for found in rows
+        if (found.rules, found.prompt_tokens, found.batch_size) == ("natural", 24, 2)
+    }
+    for name in ("prefill_speedup", "decode_speedup"):
+        assert row.metrics[name] == expected[name]
+    assert len({found.speedup for found in rows}) > len(PROMPTS)
+
+
+def test_a_timing_is_of_a_machine_and_of_the_threads_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = ClusterLease(ClusterConfig(workers=2, cpus=3))
+    elsewhere = Site(tmp_path, ClusterLease(ClusterConfig(workers=2, address="host:1"))).machine
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert here(tmp_path).machine == Site(tmp_path, workers).machine
+        torch.set_num_threads(1)
+        assert here(tmp_path).machine != Site(tmp_path, workers).machine
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.setattr("tasks.run.site.machine_name", lambda threads: f"another, {threads}")
+    assert here(tmp_path).machine.startswith("another")
+    assert elsewhere == "host:1"
