@@ -179,26 +179,15 @@ def test_two_ranks_see_the_gradient_of_the_joint_batch(
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_two_ranks_end_with_the_weights_of_one_process(joint: Path, runs: Path, name: str) -> None:
+def test_two_ranks_end_with_equal_weights_and_the_curve_of_one_process(
+    joint: Path, runs: Path, name: str
+) -> None:
+    pair = runs / f"{name}-rows"
     for step in (1, 2):
-        torch.testing.assert_close(
-            weights(runs / f"{name}-rows", step), weights(joint, step), atol=2e-5, rtol=1e-4
-        )
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_the_curve_of_two_ranks_is_that_of_one_process(joint: Path, runs: Path, name: str) -> None:
-    rows, expected = curve(runs / f"{name}-rows"), curve(joint)
-    assert [sorted(row) for row in rows] == [sorted(row) for row in expected]
-    for row, other in zip(rows, expected, strict=True):
+        torch.testing.assert_close(weights(pair, step), weights(joint, step), atol=2e-5, rtol=1e-4)
+    assert torch.equal(weights(pair, 2, rank=0), weights(pair, 2, rank=1))
+    for row, other in zip(curve(pair), curve(joint), strict=True):
         assert row == pytest.approx(other, rel=1e-4)
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_ranks_hold_equal_weights(runs: Path, name: str) -> None:
-    assert torch.equal(
-        weights(runs / f"{name}-rows", 2, rank=0), weights(runs / f"{name}-rows", 2, rank=1)
-    )
 
 
 def test_rule_rows_of_two_ranks_end_as_those_of_one_process(

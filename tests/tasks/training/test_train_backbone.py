@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from umim_core.errors import BackboneError
 from umim_core.rules.ruleset import RuleSet
 from umim_core.training import train_job
 from umim_core.training.token_rows import TokenRows
-from umim_core.training.train_job import TrainJob, read_summary, run_job
+from umim_core.training.train_job import TrainJob, run_job
 
 STEPS, WIDTH = 4, 12
 SETTINGS = {"max_steps": STEPS, "batch_size": 4, "checkpoint_every": 2, "validate_every": 2}
@@ -29,12 +29,12 @@ QUESTION = {"context": "w8 w1 w2 w3 w4 w5", "choices": ["w6 w9", "w7", "w8 w8 w6
 
 
 @pytest.fixture(scope="module")
-def jobs(
+def dpo(
     tmp_path_factory: pytest.TempPathFactory,
     tiny_llama: Backbone,
     tiny_tokenizer: PreTrainedTokenizerBase,
-) -> Mapping[str, TrainJob]:
-    """SFT from fresh weights, and DPO on what it gives."""
+) -> TrainJob:
+    """DPO on what an SFT from fresh weights gives."""
     folder = tmp_path_factory.mktemp("jobs")
     save_with_tokenizer(folder, tiny_llama, tiny_tokenizer)
     fingerprint = load_backbone(str(folder / "backbone")).tokenizer_fingerprint
@@ -47,7 +47,7 @@ def jobs(
     sft = tiny_job(folder, WIDTH, DistillConfig(**SETTINGS, bf16=False), out=str(folder / "sft"))
     (folder / "sft").mkdir()
     run_worker(asdict(sft))
-    dpo = replace(
+    return replace(
         sft,
         train=str(folder / "questions.jsonl"),
         valid=str(folder / "questions.jsonl"),
@@ -55,7 +55,6 @@ def jobs(
         config=PreferenceConfig(**SETTINGS),
         prompt="{context}?",
     )
-    return {"sft": sft, "dpo": dpo}
 
 
 @pytest.fixture
@@ -69,25 +68,6 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Backbone]:
 
     monkeypatch.setattr(train_job, "load_backbone", load)
     return found
-
-
-def weights(backbone: Backbone) -> dict[str, Tensor]:
-    return backbone.model.state_dict()
-
-
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
-def test_no_bit_of_the_backbone_changes_and_the_summary_names_it(
-    jobs: Mapping[str, TrainJob], loaded: list[Backbone], tmp_path: Path, kind: str
-) -> None:
-    job = replace(jobs[kind], out=str(tmp_path))
-    run_worker(asdict(job))
-    before, after = weights(load_backbone(job.backbone)), weights(loaded[0])
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
-    assert summary["backbone_fingerprint"] == loaded[0].fingerprint
-    assert read_summary(tmp_path)["steps"] == STEPS
-    assert "backbone_fingerprint" not in read_summary(tmp_path)  # numbers alone go to MLflow
 
 
 class Touching(DdpStrategy):
@@ -108,9 +88,9 @@ class Touching(DdpStrategy):
 
 
 def test_a_changed_backbone_is_refused_and_nothing_of_its_training_is_kept(
-    jobs: Mapping[str, TrainJob], loaded: list[Backbone], tmp_path: Path
+    dpo: TrainJob, loaded: list[Backbone], tmp_path: Path
 ) -> None:
-    job = replace(jobs["dpo"], out=str(tmp_path / "touched"))
+    job = replace(dpo, out=str(tmp_path / "touched"))
     with pytest.raises(BackboneError, match=r"must be as they were loaded; got others on ranks"):
         run_job(job, partial(Touching, loaded))
     out = Path(job.out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -80,11 +81,13 @@ class Faulty(DistillObjective):
 
     Attributes:
         bad_loss: Numbers of the training batches (from 0) whose loss is NaN.
+        infinite: Numbers of the batches with a loss that is infinite.
         bad_gradient: Numbers of the batches with a finite loss and a gradient that is not.
         scores: Validation cross-entropies to report in turn, in place of the measured ones.
     """
 
     bad_loss: tuple[int, ...] = ()
+    infinite: tuple[int, ...] = ()
     bad_gradient: tuple[int, ...] = ()
     scores: Sequence[float] = ()
     calls = validations = fired = 0
@@ -92,9 +95,9 @@ class Faulty(DistillObjective):
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         loss = super().forward(indices)
         call, self.calls = self.calls, self.calls + 1
-        if call in self.bad_loss:
+        if call in (*self.bad_loss, *self.infinite):
             self.fired += 1
-            return loss._replace(total=loss.total * math.nan)
+            return loss._replace(total=loss.total * (math.nan if self.bad_loss else math.inf))
         if call in self.bad_gradient:
             self.fired += 1
             return loss._replace(total=loss.total + (self.module.query * 0.0).sqrt().sum())
@@ -148,7 +151,7 @@ def best(result: TrainResult) -> Tensor:
     return torch.cat([value.flatten() for value in result.weights.values()])
 
 
-@pytest.mark.parametrize("fault", ["bad_loss", "bad_gradient"])
+@pytest.mark.parametrize("fault", ["bad_loss", "infinite", "bad_gradient"])
 def test_a_step_that_is_not_finite_is_counted_and_changes_nothing(
     objective: Start, tmp_path: Path, fault: str
 ) -> None:
@@ -163,7 +166,7 @@ def test_a_step_that_is_not_finite_is_counted_and_changes_nothing(
     assert bool(torch.isfinite(seen[-1]).all())
 
 
-@pytest.mark.parametrize("fault", ["bad_loss", "bad_gradient"])
+@pytest.mark.parametrize("fault", ["bad_loss", "infinite", "bad_gradient"])
 def test_one_bad_step_too_many_ends_the_run(objective: Start, tmp_path: Path, fault: str) -> None:
     goal = objective()
     setattr(goal, fault, (0, 2, 3, 4))
@@ -178,6 +181,25 @@ def test_a_validation_that_is_nan_is_never_the_best(objective: Start, tmp_path: 
     result, seen = run(goal, tmp_path)
     assert (result.progress.best_score, result.progress.best_step) == (2.0, 3)
     assert torch.equal(best(result), seen[3])
+    json.dumps(result.progress.curve, allow_nan=False)
+
+
+def test_a_weight_that_is_infinite_is_never_of_the_best(objective: Start, tmp_path: Path) -> None:
+    """As by a bad memory cell: every later loss is not finite, and no score is there."""
+    goal, config = objective(), CONFIG.model_copy(update={"max_skipped_steps": STEPS})
+
+    def spoil(progress: Progress, _: int) -> None:
+        if progress.step == 3:
+            with torch.no_grad():
+                goal.module.linear_kv.weight[0, 0] = math.inf
+
+    result = train(
+        goal, DdpStrategy(goal, config), config, seed=SEED, state_dir=tmp_path, on_step=spoil
+    )
+    assert (result.progress.skipped, result.progress.best_step <= 3) == (STEPS - 3, True)
+    assert bool(torch.isfinite(best(result)).all())
+    later = [row for row in result.progress.curve if row["step"] > 3 and "skipped" not in row]
+    assert [sorted(row) for row in later] == [["step"]] * (STEPS - 3)
 
 
 def test_patience_ends_the_run_and_the_best_weights_are_returned(

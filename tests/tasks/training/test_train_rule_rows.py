@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from support.tiny_training import CONFIG, SPANS, Run, train_here, train_until
+from support.tiny_training import CONFIG, SPANS, Run, train_here
 from tasks.training.strategies import DeepSpeedStrategy
 from umim_core.config.recipe import DistillConfig
 from umim_core.errors import ConfigError
@@ -15,16 +14,10 @@ from umim_core.training.optimizer import AdamWStrategy
 SHORT = CONFIG.model_copy(update={"max_steps": 6})
 
 
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
-    whole = Run(tmp_path / "whole", config=SHORT, rule_rows=2)
-    train_here(whole)
-    resumed = replace(whole, folder=tmp_path / "resumed")
-    train_until(resumed, 4)  # one step after a state
-    train_here(resumed)
-    ours, theirs = resumed.state(6), whole.state(6)
-    assert ours.keys() == theirs.keys()
-    differ = {name for name in ours if not torch.equal(ours[name], theirs[name])}
-    assert differ <= {"rng.torch"}  # the process went on drawing between the two runs
+def test_rows_of_rules_that_never_occur_stay_as_they_were(tmp_path: Path) -> None:
+    run = Run(tmp_path, config=SHORT, rule_rows=2)
+    train_here(run)
+    ours = run.state(6)
     assert ours["optimizer.rows.steps"].tolist() == [6, 0]  # the second rule never occurs
     assert bool(ours["module.rows.table"][0].all()) and not bool(ours["module.rows.table"][1].any())
 

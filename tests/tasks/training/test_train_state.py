@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from support.tiny_training import CONFIG, Run, train_here, train_until
-from tasks.training.strategies import make_strategy
+from support.tiny_training import CONFIG, ROWS, SEED, Run, train_here, train_until
+from tasks.training.strategies import DdpStrategy, make_strategy
 from umim_core.config.recipe import TrainConfig
-from umim_core.errors import ArtifactError
-from umim_core.training.train_loop import TrainResult
+from umim_core.errors import ArtifactError, CorpusError
+from umim_core.training.train_loop import TrainResult, batch_indices, train
 from umim_core.training.train_state import Progress, commit, newest_state, save
 
 STEPS = 6
@@ -53,20 +54,19 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("config", "preference"),
+    ("config", "more"),
     [
-        (EVERY, False),
-        pytest.param(
-            EVERY.model_copy(update={"checkpoint_every": 2}), False, marks=pytest.mark.full
-        ),
-        (EVERY, True),
+        (EVERY, {}),
+        pytest.param(EVERY.model_copy(update={"checkpoint_every": 2}), {}, marks=pytest.mark.full),
+        (EVERY, {"preference": True}),
+        (EVERY, {"rule_rows": 2}),
     ],
-    ids=["every-step", "every-two", "preference"],
+    ids=["every-step", "every-two", "preference", "rule-rows"],
 )
 def test_a_run_interrupted_after_any_step_ends_bit_for_bit_the_same(
-    whole: Run, tmp_path: Path, config: TrainConfig, preference: bool
+    whole: Run, tmp_path: Path, config: TrainConfig, more: dict[str, Any]
 ) -> None:
-    whole = replace(whole, config=config, preference=preference)
+    whole = replace(whole, config=config, **more)
     undisturbed, _ = started(whole)
     for step in range(1, STEPS):
         again = interrupted(whole, tmp_path / f"stopped-at-{step}", step)
@@ -152,3 +152,34 @@ def test_a_full_disk_is_named_with_the_file_and_its_bytes(
 ) -> None:
     with pytest.raises(ArtifactError, match=r"rank-0\S+ \(\d+ bytes\) must be .* No space left"):
         written(replace(whole, folder=small_disk(1 << 13), rule_rows=2))
+
+
+def refused(run: Run) -> tuple[str, int]:
+    """Train; return the message of the error and the number of batches before it."""
+    objective = run.objective()
+    strategy = DdpStrategy(objective, run.config)
+    with pytest.raises(CorpusError) as caught:
+        train(objective, strategy, run.config, seed=SEED, state_dir=run.folder)
+    return str(caught.value), objective.batches
+
+
+def test_an_epoch_without_merges_is_refused(tmp_path: Path) -> None:
+    message, batches = refused(Run(tmp_path, merges=(False,) * ROWS))
+    assert message == (
+        f"training needs rows with at least one merge; got none in {ROWS} rows. "
+        "Lower tau, or use other rules."
+    )
+    assert batches == -(-ROWS // CONFIG.batch_size)
+
+
+def test_a_resumed_run_counts_the_merges_before_it(tmp_path: Path) -> None:
+    """All merges are in the first batch; a state is saved after the third."""
+    count = 2 * CONFIG.batch_size * CONFIG.max_steps
+    first = batch_indices(SEED, 0, CONFIG.batch_size, count)
+    run = Run(tmp_path, merges=tuple(index in first for index in range(count)))
+    train_until(run, CONFIG.checkpoint_every)
+    result, objective = train_here(run)
+    assert (objective.batches, result.progress.step) == (
+        CONFIG.max_steps - CONFIG.checkpoint_every,
+        CONFIG.max_steps,
+    )
