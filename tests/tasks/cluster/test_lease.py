@@ -46,12 +46,6 @@ def test_a_dead_raylet_is_an_error_that_names_the_logs_which_stay(tmp_path: Path
     assert psutil.Process().children() == []
 
 
-def test_a_job_gets_no_more_threads_than_the_smallest_node_with_cores_has() -> None:
-    assert threads_per_job(8, [16, 0, 4]) == 4
-    assert threads_per_job(0, [2]) == 1
-
-
-@pytest.mark.parametrize("sizes", [[], [0, 0]])
-def test_a_cluster_without_a_living_core_is_a_cluster_error(sizes: list[int]) -> None:
-    with pytest.raises(ClusterError, match=r"must be alive and offer CPUs; got \d nodes"):
-        threads_per_job(1, sizes)
+def test_a_cluster_without_a_living_core_is_a_cluster_error() -> None:
+    with pytest.raises(ClusterError, match=r"must be alive and offer CPUs; got 2 nodes"):
+        threads_per_job(1, [0, 0])

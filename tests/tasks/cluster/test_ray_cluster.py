@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import psutil
 import pytest
 import ray
 
+from support.processes import run_command
 from tasks.cluster import guard
 from tasks.cluster.ray_cluster import (
+    CHECKOUT,
     ray_cluster,
     require_loopback,
     require_started,
     worker_environment,
 )
 from umim_core.errors import ClusterError
-
-CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def _look() -> dict[str, str | None]:
@@ -73,15 +73,9 @@ def test_arguments_out_of_bounds_are_refused(arguments: dict[str, int], message:
         pass
 
 
-def _run(program: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    return subprocess.run(
-        [sys.executable, "-c", program, *words],
-        env={**clean, "PYTHONPATH": str(CHECKOUT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def _run(program: str, *words: str, **environment: str) -> CompletedProcess[str]:
+    own = {"PYTHONPATH": str(CHECKOUT), **environment}
+    return run_command(sys.executable, "-c", program, *words, seconds=240, without=("RAY_",), **own)
 
 
 @pytest.mark.parametrize(

@@ -45,20 +45,23 @@ LINE = "stopped; the same command continues\n"
 IN_C = "hashlib.pbkdf2_hmac('sha1', b'', b'', 10**9)"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+TERM, INT = signal.SIGTERM, signal.SIGINT
+
+
 @pytest.mark.parametrize(
-    ("busy", "left"),
+    ("number", "busy", "left"),
     [
-        pytest.param("ready(); time.sleep(600)", [], id="in Python"),
-        pytest.param(f"ready(); {IN_C}", [], id="in C, where no handler runs"),
-        pytest.param("ready(); threading.Event().wait()", [], id="waiting for a thread"),
-        pytest.param(HEARD, ["told"], id="a call that hears of it, and one that hangs"),
-        pytest.param(LOCKED, ["told"], id="a call that waits for what the main thread is at"),
-        pytest.param(FORKED, ["-15"], id="after the end of a forked child, which is not its own"),
+        pytest.param(INT, "ready(); time.sleep(600)", [], id="in Python"),
+        pytest.param(TERM, f"ready(); {IN_C}", [], id="in C, where no handler runs"),
+        pytest.param(INT, f"ready(); {IN_C}", [], id="in C, by Ctrl-C"),
+        pytest.param(TERM, "ready(); threading.Event().wait()", [], id="waiting for a thread"),
+        pytest.param(TERM, HEARD, ["told"], id="a call that hears of it, and one that hangs"),
+        pytest.param(INT, LOCKED, ["told"], id="a call that waits for what the main thread is at"),
+        pytest.param(TERM, FORKED, ["-15"], id="after the end of a child, which is not its own"),
     ],
 )
 def test_a_signal_ends_a_run_with_one_line(
-    busy: str, left: list[str], number: signal.Signals, tmp_path: Path
+    number: signal.Signals, busy: str, left: list[str], tmp_path: Path
 ) -> None:
     code = f"{HEAD}\nwith stoppable():\n    {busy}\n"
     with subprocess.Popen(

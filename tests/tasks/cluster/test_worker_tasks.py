@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import NodeDiedError, OutOfMemoryError, RayTaskError
+from ray.train import ControllerError, WorkerGroupError
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import Cluster
+from tasks.cluster.worker_errors import cluster_error
 from tasks.cluster.worker_tasks import (
     _call,
     cores_of_a_call,
@@ -76,12 +80,12 @@ def test_an_error_of_a_worker_is_itself_if_it_is_typed_and_else_named_with_its_t
         (AWAY, {}, 1),
     ],
 )
-@pytest.mark.parametrize("workers", [1, 8])
 def test_a_call_has_its_share_of_this_machine_however_many_workers_there_are(
-    address: str, config: dict[str, Any], cores: int, workers: int
+    address: str, config: dict[str, Any], cores: int
 ) -> None:
     cluster = Cluster(address, cpus=16, gpus=4)
-    assert cores_of_a_call(ClusterConfig(workers=workers, **config), cluster) == cores
+    shares = {cores_of_a_call(ClusterConfig(workers=n, **config), cluster) for n in (1, 8)}
+    assert shares == {cores}
 
 
 def away(monkeypatch: pytest.MonkeyPatch, driver: int, *, shared: bool) -> ClusterLease:
@@ -99,19 +103,20 @@ def away(monkeypatch: pytest.MonkeyPatch, driver: int, *, shared: bool) -> Clust
     return lease
 
 
-@pytest.mark.parametrize("cores", [1, 3])
 def test_without_a_shared_root_what_writes_must_fit_on_the_node_of_the_driver(
-    monkeypatch: pytest.MonkeyPatch, cores: int
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lease = away(monkeypatch, cores - 1, shared=False)
+    lease = away(monkeypatch, 2, shared=False)
     with pytest.raises(ClusterError) as raised:
-        run_on_cluster(lease, {"": int}, lambda *_: None, cores, writes=Path())
-    assert raised.value.rule.startswith(f"the driver's node of the Ray cluster must offer {cores}")
-    assert raised.value.value == f"{cores - 1}"
+        run_on_cluster(lease, {"": int}, lambda *_: None, 3, writes=Path())
+    assert raised.value.rule.startswith("the driver's node of the Ray cluster must offer 3")
+    assert raised.value.value == "2"
     assert "UMIM_SCRATCH" in raised.value.remedy
 
 
-@pytest.mark.parametrize(("shared", "driver", "threads"), [(True, 4, 4), (False, 4, 2)])
+@pytest.mark.parametrize(
+    ("shared", "driver", "threads"), [(True, 4, 4), (True, 0, 4), (False, 4, 2)]
+)
 def test_tokenising_has_the_cores_of_the_machines_that_it_may_run_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: bool, driver: int, threads: int
 ) -> None:
@@ -164,3 +169,42 @@ def test_workers_of_stages_side_by_side_have_no_more_cores_than_there_are(
     with ClusterLease(ClusterConfig(cpus=2, workers=workers)) as lease:
         side_by_side([stage] * 4, 4)
     assert most == at_once
+
+
+RULE, AGAIN = "workers must stay alive", "Run the same command again."
+LONG = "; ".join(f"field {number} must be a number" for number in range(40))
+
+
+def task_error(cause: Exception) -> RayTaskError:
+    """As `ray.get` raises it: a worker's error, with a traceback as its text."""
+    text = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n{cause!r}'
+    raised: RayTaskError = RayTaskError("f", text, cause).as_instanceof_cause()
+    return raised
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        task_error(ValueError(LONG)),
+        WorkerGroupError("...", {0: ValueError(LONG), 1: ValueError("later")}),
+        ControllerError(task_error(ValueError(LONG))),
+    ],
+)
+def test_the_first_cause_is_shown_whole_and_is_to_be_corrected(error: Any) -> None:
+    found = cluster_error(RULE, error, AGAIN)
+    assert isinstance(found, ClusterError)
+    assert str(found.value) == f"ValueError: {LONG}"
+    assert str(found).startswith(f"{RULE}; got ValueError: field 0 must be a number")
+    assert found.__notes__ == [f"ValueError: {LONG}"]
+    assert found.remedy.startswith("Correct what the error names")
+
+
+@pytest.mark.parametrize(
+    "cause", [NodeDiedError("node 10.0.0.2 is gone\nits pid was 7"), OutOfMemoryError("95 % used")]
+)
+def test_a_lost_worker_is_no_fault_of_the_recipe(cause: Exception) -> None:
+    wrapped = WorkerGroupError("...", {0: WorkerHealthCheckFailedError("no answer", cause)})
+    for error in (cause, wrapped):
+        found = cluster_error(RULE, error, AGAIN)
+        assert found.remedy == AGAIN
+        assert str(cause) in "\n".join([str(found), *getattr(found, "__notes__", [])])

@@ -48,7 +48,7 @@ def test_a_difference_is_clear_beyond_what_chance_reaches(
     assert clear(difference, beyond) == side
 
 
-@pytest.mark.parametrize(("seeds", "ratio"), [(2, 0.3), (3, 1.0), (5, 30.0), (14, 0.0), (14, 3.0)])
+@pytest.mark.parametrize(("seeds", "ratio"), [(2, 0.3), (5, 30.0), (14, 3.0)])
 def test_of_what_does_not_differ_at_most_one_in_twenty_seems_clear(
     seeds: int, ratio: float
 ) -> None:
@@ -61,15 +61,6 @@ def test_of_what_does_not_differ_at_most_one_in_twenty_seems_clear(
         for row in means
     ]
     assert np.count_nonzero(found) < 0.06 * len(found)  # 0.05 and three errors of the count
-
-
-def test_a_margin_that_differs_between_seeds_is_not_clear() -> None:
-    """Over questions alone it would be: 0.05 ± 0.01."""
-    given = [point("WT + FT", 5, s, margin_difference=d) for s, d in ((0, 0.02), (1, 0.08))]
-    (line,) = lines(adaptation_page(adaptation(given)), "Margin")
-    assert "clearly above: none;" in line
-    alone = [point("WT + FT", 5, 0, margin_difference=0.05)]
-    assert "WT + FT at τ 5 (+0.050 nats)" in adaptation_page(adaptation(alone))
 
 
 def test_the_table_shows_every_setting_at_every_threshold() -> None:
@@ -120,27 +111,31 @@ def test_settings_differ_from_the_base_model_beyond_two_errors_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "above", "neither"), [(0.03, "WT + FT at τ 5 (+3.0 points)", 0), (0.02, "none", 1)]
+    ("gains", "above", "neither"),
+    [
+        ((0.03,), "WT + FT at τ 5 (+3.0 points)", 0),
+        ((0.02,), "none", 1),
+        ((0.0, 0.05), "none", 1),  # 2.5 ± 2.7, over questions alone ± 1.0
+    ],
 )
-def test_training_is_compared_with_the_rules_alone_at_equal_threshold(
-    gain: float, above: str, neither: int
+def test_training_is_compared_with_the_rules_alone_and_with_its_start(
+    gains: tuple[float, ...], above: str, neither: int
 ) -> None:
     given = [point("WT + Rules", tau, None) for tau in (50, 5)]
-    given.append(point("WT + FT", 5, 0, against={"WT + Rules": against(gain)}))
-    (line,) = lines(adaptation_page(adaptation(given)), "Training")
-    assert line == (
+    given.append(point("WT", None, None, token_reduction=0.14))
+    given += [
+        point("WT + FT", 5, seed, against={"WT + Rules": against(gain), "WT": against(-0.03)})
+        for seed, gain in enumerate(gains)
+    ]
+    start, rules = lines(adaptation_page(adaptation(given)), "Training")
+    assert rules == (
         "- Training, against the rules alone at equal threshold, "
         f"clearly above: {above}; clearly below: none; no clear difference: {neither} of 1."
     )
-
-
-def test_a_comparison_that_differs_between_seeds_claims_less() -> None:
-    given = [
-        point("WT + FT", 5, seed, against={"WT + Rules": against(gain)})
-        for seed, gain in ((0, 0.0), (1, 0.05))
-    ]
-    (line,) = lines(adaptation_page(adaptation(given)), "Training")
-    assert "no clear difference: 1 of 1." in line  # 2.5 ± 2.7, over questions alone ± 1.0
+    assert start == (
+        "- Training, against WT (its own rules, TR 14.0%), clearly above: none; clearly below: "
+        "WT + FT at τ 5 (-3.0 points); no clear difference: 0 of 1."
+    )
 
 
 def test_what_merges_is_compared_with_controls_that_do_not() -> None:
@@ -153,13 +148,3 @@ def test_what_merges_is_compared_with_controls_that_do_not() -> None:
     assert "WT + DPO was not run" in page
     without = [one for one in points() if one["kind"] == "setting"]
     assert "what training alone would give is not known" in adaptation_page(adaptation(without))
-
-
-def test_training_is_compared_with_the_checkpoint_that_it_started_from() -> None:
-    given = [point("WT", None, None, token_reduction=0.14)]
-    given.append(point("WT + FT", 5, 0, against={"WT": against(-0.03)}))
-    (line,) = lines(adaptation_page(adaptation(given)), "Training, against WT")
-    assert line == (
-        "- Training, against WT (its own rules, TR 14.0%), clearly above: none; clearly below: "
-        "WT + FT at τ 5 (-3.0 points); no clear difference: 0 of 1."
-    )

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree
 
 import pytest
 
+from flows.launch import score_lines
+from tasks.report.charts import Line, Panel, chart, svg
 from tasks.report.comparison import cell_row, summary
 from tasks.report.render import (
     Table,
@@ -106,3 +109,43 @@ def test_the_summary_of_any_run_fits_a_screen_and_tells_forms_apart() -> None:
     assert table.rows[1][4:] == ("25.0", "0.500", "1.50") and len(table.rows) == 12
     assert table.note.startswith("4 more rows") and table.rows[0][0].endswith("… *")
     assert max(map(len, table_text(table).splitlines())) <= 100
+
+
+ROW = {
+    "task": "umim_ruler_1k",
+    "setting": "own",
+    "questions": 1200,
+    "new_tokens": 64,
+    "answers": 1,
+    "token_reduction": 0.25,
+    "recall": {"mean": 0.5, "stderr": 0.125},
+    "recall_difference": {"mean": -0.25, "stderr": None},
+    "prompt_tr": {"mean": 0.3, "stderr": 0.01},
+}
+
+
+def test_a_task_under_a_setting_is_one_line_with_its_limits_errors_and_differences() -> None:
+    head, line, *rest = score_lines({"scores": [ROW], "texts": []})
+    cells = ["umim_ruler_1k", "own", "1,200", "1 x 64", "0.500 ± 0.125", "-0.250", "25.0%", "30.0%"]
+    assert [cell.strip() for cell in line.split("  ") if cell] == cells
+    assert head.split()[-2:] == ["TR", "prompt_tr"] and rest == []
+
+
+def test_points_have_their_texts_and_levels_are_drawn() -> None:
+    line = Line("", [(0.0, 1.0), (2.0, 3.0)], texts=["τ 5", "τ 50"], errors=[0.5, 0.25])
+    (axes,) = chart([Panel([line], levels=[(2.0, None)])]).axes
+    assert [text.get_text() for text in axes.texts] == ["τ 5", "τ 50"]
+    assert list(axes.lines[-1].get_ydata()) == [2.0, 2.0]
+    ((bars,),) = (container.lines[2] for container in axes.containers)
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[0.5, 1.5], [2.75, 3.25]]
+
+
+@pytest.mark.parametrize("index", [0, 12])
+def test_an_svg_is_the_same_every_time_and_its_ids_are_its_own(index: int) -> None:
+    panel = Panel([Line("a", [(0, 0), (1, 1)], index)])
+    first, second = (svg(chart([panel]), "name", 'A "title"') for _ in range(2))
+    assert first == second
+    root = ElementTree.fromstring(first)  # noqa: S314  # our own drawing
+    assert root.get("aria-label") == 'A "title"'
+    assert all(name.startswith("name-") for name in re.findall(r' id="([^"]+)"', first))
+    assert "currentColor" in first and "#22252a" not in first

@@ -31,55 +31,34 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
-@pytest.mark.parametrize(
-    ("flow", "changes"),
-    [
-        ("umim", {}),
-        ("umim-distill", {"workers": 0}),
-        ("umim-evaluate", {}),
-        ("umim-mine", {"cell": {"source": "confidence", "min_probability": 0.9}}),
-    ],
-)
-def test_a_flow_that_needs_a_gpu_here_is_refused(flow: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=MESSAGE):
-        check_machine(of_gpus(**changes), flow)
+SURE = {"cell": {"source": "confidence", "min_probability": 0.9}}
 
 
 @pytest.mark.parametrize(
-    ("flow", "changes"),
+    ("flow", "gpus", "changes", "message"),
     [
-        ("umim", {"use_gpu": False}),
-        ("umim", AWAY),
-        ("umim-evaluate", AWAY),
-        ("umim-mine", {"cell": {"source": "confidence", "min_probability": 0.9}} | AWAY),
+        ("umim", 0, {}, MESSAGE),
+        ("umim-distill", 0, {"workers": 0}, MESSAGE),
+        ("umim-mine", 0, SURE, MESSAGE),
+        ("umim-distill", 1, {"workers": 2}, "workers 2 needs as many GPUs on this machine; got 1"),
+        ("umim-distill", 2, {"workers": 2}, None),
+        ("umim", 0, {"use_gpu": False}, None),
+        ("umim", 0, AWAY, None),
+        ("umim-mine", 0, {}, None),
+        ("umim-mine", 0, SURE | AWAY, None),
     ],
 )
-def test_a_flow_that_needs_none_here_may_run(flow: str, changes: dict[str, Any]) -> None:
-    check_machine(of_gpus(**changes), flow)
-
-
-@pytest.mark.parametrize(("gpus", "refused"), [(1, True), (2, False)])
-def test_workers_need_a_gpu_each(gpus: int, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    recipe = of_gpus(workers=2)
-    with (
-        pytest.raises(ConfigError, match=r"workers 2 needs as many GPUs on this machine; got 1")
-        if refused
-        else nullcontext()
-    ):
-        check_machine(recipe, "umim-distill")
-
-
-def test_a_pipeline_is_refused_before_it_leaves_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_flow_that_needs_gpus_of_this_machine_is_refused_without_them(
+    flow: str,
+    gpus: int,
+    changes: dict[str, Any],
+    message: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
-    path = tmp_path / "small.yaml"
-    path.write_text(of_gpus().model_dump_json(exclude_unset=True), encoding="utf-8")
-    with pytest.raises(ConfigError, match=MESSAGE), open_pipeline(str(path), "umim"):
-        pass
-    assert not (tmp_path / "root").exists()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+        check_machine(of_gpus(**changes), flow)
 
 
 TABLE = {"name": "t", "kind": "table", "table": "tab:ppl", "checkpoint": "umim-docs-llama"}
@@ -89,12 +68,15 @@ TEXT = {"kind": "text", "paths": ["nowhere.txt"]}
 CURVES = {"name": "c", "kind": "adaptation", "questions": {"kind": "docstrings"}, "taus": [5]}
 CURVES |= {"sft": {"max_steps": 1}, "dpo": {"max_steps": 1}}
 LEAST = least_recipe().model_dump(mode="json", exclude_unset=True)
+GENERATED = {"kind": "generated", "questions": [TEXT], "model": "umim-docs-llama"}
+GENERATED |= {"max_tokens": 2049}
 RULES = {"backbone": "umim-docs-llama", "rules": "nowhere/rules"}
 
 
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
+        (LEAST | {"cluster": {"use_gpu": True}}, MESSAGE),
         (LEAST | {"shipped": ["umim-docs-lama"]}, "Did you mean 'umim-docs-llama'"),
         (LEAST | {"cells": [*LEAST["cells"], RULES]}, "nowhere/rules"),
         (LEAST | {"mining": {"protect": ["("]}}, "a protected pattern must be a regular"),
@@ -139,9 +121,23 @@ def test_a_root_that_goes_with_a_ray_job_is_refused(
     assert not unpacked.exists()
 
 
-def test_positions_of_a_nested_configuration_are_those_of_its_text(tmp_path: Path) -> None:
-    config = {"model_type": "gemma3", "text_config": {"max_position_embeddings": 128}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    recipe = least_recipe(cells=[{"backbone": str(tmp_path)}], segment_length=256)
-    with pytest.raises(ConfigError, match=r"segment_length must be at most 128, .*; got 256"):
-        check_positions(recipe)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"segment_length": 4000},
+            "segment_length must be at most 2048, the positions of umim-docs",
+        ),
+        ({"corpus": GENERATED}, r"corpus\.max_tokens must be at most 2048, .*; got 2049"),
+        ({"cells": [{"backbone": "nested"}], "segment_length": 256}, "at most 128, .*; got 256"),
+    ],
+)
+def test_rows_longer_than_the_positions_are_refused(
+    fields: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nested = {"model_type": "gemma3", "text_config": {"max_position_embeddings": 128}}
+    (tmp_path / "nested").mkdir()
+    (tmp_path / "nested" / "config.json").write_text(json.dumps(nested))
+    with pytest.raises(ConfigError, match=message):
+        check_positions(least_recipe(**fields))

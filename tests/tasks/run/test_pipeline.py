@@ -20,6 +20,7 @@ from prefect.context import FlowRunContext
 from support.servers import free_port
 from support.small_recipe import least_recipe
 from support.tracked_runs import runs_of
+from tasks.cluster.nodes import code_identity
 from tasks.run import pipeline
 from tasks.run.pipeline import PipelineRun, open_pipeline, side_by_side
 from tasks.run.stage import Artifact
@@ -85,7 +86,7 @@ class Stopped(BaseException):
     ("error", "status"),
     [(None, "FINISHED"), (CorpusError("no text"), "FAILED"), (Stopped(), "KILLED")],
 )
-def test_a_run_that_was_stopped_is_told_from_one_that_failed(
+def test_a_run_says_how_it_ended_and_which_code_made_it_where(
     error: BaseException | None,
     status: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -99,6 +100,11 @@ def test_a_run_that_was_stopped_is_told_from_one_that_failed(
             raise error
     (run,) = runs_of(store)
     assert run.info.status == status
+    code = code_identity()
+    assert len(code.lock) == len(code.sources) == 64
+    wanted = {"umim.host": code.host, "umim.lock": code.lock, "umim.sources": code.sources}
+    assert wanted.items() <= run.data.tags.items()
+    assert run.data.tags["mlflow.source.git.commit"] == code.commit
     told = f"MLflow: mlflow ui --backend-store-uri {store}, then http" in caplog.text
     assert told is (error is None), "a finished run says where the comparison is"
 
@@ -109,8 +115,9 @@ def test_a_run_without_a_server_keeps_its_own_error(monkeypatch: pytest.MonkeyPa
         raise CorpusError("a corpus must have text")
 
 
-@pytest.mark.parametrize("executed", [True, False])
-@pytest.mark.parametrize("prefect", ["none", "there", "away"])
+@pytest.mark.parametrize(
+    ("prefect", "executed"), [("none", True), ("there", False), ("away", True)]
+)
 def test_a_result_goes_to_mlflow_and_its_page_without_figures_to_the_flow_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect: str, executed: bool
 ) -> None:

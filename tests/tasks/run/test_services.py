@@ -86,13 +86,12 @@ def test_a_service_outlives_its_command_is_found_again_and_ends_with_its_childre
 
 
 @pytest.mark.parametrize(
-    ("program", "seconds", "why"),
+    ("listens", "program", "seconds", "why"),
     [
-        ("import sys; sys.exit('no such database')", 120.0, "it has ended"),
-        ("import time; time.sleep(60)", 0.5, "no answer in"),
+        (True, "import sys; sys.exit('no such database')", 120.0, "it has ended"),
+        (False, "import time; time.sleep(60)", 0.5, "no answer in"),
     ],
 )
-@pytest.mark.parametrize("listens", [True, False])
 def test_a_service_that_does_not_start_names_its_log(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -4,41 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.processes import run_command
 from support.source_tree import ROOT
 from tasks.run.stage import StageSpec, run_stage, verifying_once
 from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import read_json, write_json
 
 SPEC = StageSpec("count", 1, {"tau": 5, "excluded": [1, 2]}, {"tokens": "a" * 64})
-# Builds a stage slowly and writes one line per build into a log beside the root.
-SLOW = """
-import os, sys, time
+SLOW = StageSpec("slow", 1, {}, {}, resumable=True)
+KILLED = """
+import os, signal, sys
 from pathlib import Path
 from tasks.run.stage import StageSpec, run_stage
 
-root, resumable = Path(sys.argv[1]), sys.argv[2] == "resumable"
-
 def build(out):
-    with (root.parent / "log").open("a") as log:
-        log.write(f"{os.getpid()}\\n")
-    (out / "state").mkdir(exist_ok=True)
+    (out / "state").mkdir()
     (out / "state" / "step").write_text("1")
-    (out / "result").write_text("42")
-    print("building", flush=True)
-    time.sleep(float(sys.argv[3]))
-    return {"size": 2.0}
+    os.kill(os.getpid(), signal.SIGKILL)
 
-spec = StageSpec("slow", 1, {}, {}, resumable=resumable)
-artifact = run_stage(root, spec, build)
-print(artifact.digest, artifact.executed, flush=True)
+run_stage(Path(sys.argv[1]), StageSpec("slow", 1, {}, {}, resumable=True), build)
 """
-SLOW_KEY = StageSpec("slow", 1, {}, {}).key
 
 
 class Build:
@@ -60,22 +50,6 @@ def never(out: Path) -> dict[str, float]:
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
-
-
-def start(root: Path, resumable: str, seconds: float) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(root), resumable, str(seconds)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return process
-
-
-def finish(process: subprocess.Popen[str]) -> list[str]:
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0
-    return output.split()
 
 
 def test_a_stage_is_built_once_and_then_found(tmp_path: Path) -> None:
@@ -105,11 +79,7 @@ def test_files_and_numbers_count_in_what_depends_on_a_stage_and_times_do_not(
         {"name": "recount"},
         {"version": 2},
         {"config": {"tau": 6, "excluded": [1, 2]}},
-        {"config": {"tau": 5, "excluded": [1]}},
-        {"config": {"tau": 5}},
         {"inputs": {"tokens": "b" * 64}},
-        {"inputs": {"ids": "a" * 64}},
-        {"inputs": {}},
     ],
 )
 def test_whatever_a_stage_is_made_from_is_in_its_key(
@@ -139,12 +109,9 @@ def _tell_other_metrics(path: Path) -> None:
     "change",
     [
         lambda path: (path / "data.txt").write_text("y"),
-        lambda path: (path / "data.txt").write_text("xx"),
-        lambda path: (path / "more").write_text(""),
-        lambda path: (path / "data.txt").unlink(),
         _tell_other_metrics,
     ],
-    ids=["altered", "longer", "one more", "one less", "other metrics"],
+    ids=["altered", "other metrics"],
 )
 def test_an_altered_artifact_is_refused(tmp_path: Path, change: object) -> None:
     artifact = run_stage(tmp_path, SPEC, Build())
@@ -218,24 +185,12 @@ def test_metrics_that_are_not_finite_fail_the_stage(tmp_path: Path) -> None:
     assert names(tmp_path / "count") == set()
 
 
-def test_a_root_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ArtifactError, match=r"file.* must be writable; got .*set UMIM_ROOT"):
-        run_stage(tmp_path / "file", SPEC, never)
-
-
-@pytest.mark.parametrize("resumable", [pytest.param("fresh", marks=pytest.mark.full), "resumable"])
-def test_a_killed_build_leaves_nothing_final_and_is_built_again(
-    tmp_path: Path, resumable: str
-) -> None:
+def test_a_killed_build_leaves_nothing_final_and_goes_on(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    with start(root, resumable, 600) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "building\n"
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(timeout=240) == -signal.SIGKILL
-    (left,) = names(root / "slow") - {f".{SLOW_KEY}.lock"}
-    assert (left == f"{SLOW_KEY}.partial") == (resumable == "resumable")
+    killed = run_command(sys.executable, "-c", KILLED, root, PYTHONPATH=str(ROOT))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (left,) = names(root / "slow") - {f".{SLOW.key}.lock"}
+    assert left == f"{SLOW.key}.partial"
     assert (root / "slow" / left / "whole" / "state" / "step").exists()
 
     seen: list[bool] = []
@@ -245,22 +200,10 @@ def test_a_killed_build_leaves_nothing_final_and_is_built_again(
         (out / "result").write_text("42")
         return {}
 
-    spec = StageSpec("slow", 1, {}, {}, resumable=resumable == "resumable")
-    assert run_stage(root, spec, build).executed
-    assert seen == [resumable == "resumable"]
-    assert names(root / "slow") == {SLOW_KEY}
-    assert names(root / "slow" / SLOW_KEY) == {"result", "manifest.json"}
-
-
-@pytest.mark.full  # quickly in store/test_locking.py, and of two builders in test_remote_root.py
-def test_two_processes_that_launch_one_stage_build_it_once(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    first, second = (start(root, "fresh", 1.0) for _ in range(2))
-    outputs = sorted([finish(first), finish(second)], key=len)
-    (digest, executed), (_, same, built) = outputs
-    assert (executed, built, digest) == ("False", "True", same)
-    assert len((tmp_path / "log").read_text().splitlines()) == 1
-    assert names(root / "slow") == {SLOW_KEY}
+    assert run_stage(root, SLOW, build).executed
+    assert seen == [True]
+    assert names(root / "slow") == {SLOW.key}
+    assert names(root / "slow" / SLOW.key) == {"result", "manifest.json"}
 
 
 def test_a_directory_without_a_manifest_does_not_exist_and_is_set_aside(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tasks.tracking.harness_results import HarnessResults, find_results, log_res
 from tasks.tracking.tracker import Tracker, fit_name, flatten
 from umim_core.errors import EvaluationError
 
-NO_FILES = ["../tiny", "/tiny", "a/b", "", "a\0b", "x" * 300, "\ud800"]
+NO_FILES = ["a/b", "", "a\0b", "x" * 300, "\ud800"]
 
 
 @pytest.fixture

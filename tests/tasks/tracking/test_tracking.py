@@ -13,9 +13,7 @@ from mlflow.entities import Run
 from sqlalchemy.engine import make_url
 
 from support.tracked_runs import held, record_pipeline, runs_of
-from tasks.cluster.nodes import code_identity
 from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS, Measured, cell_row
-from tasks.run.pipeline import open_pipeline
 from tasks.run.services import local_services
 from tasks.tracking import tracker as tracking
 from tasks.tracking.compare_view import ADAPTATION_SOURCE
@@ -239,21 +237,6 @@ def test_each_root_and_user_has_runs_of_its_own(
         assert Tracker().root == artifact_root() == tmp_path / scratch
         owners.append(Tracker().owner)
     assert owners[0] == owners[1] and not (tmp_path / "one").exists()
-
-
-def test_a_run_says_which_code_made_it_and_where(
-    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
-    with open_pipeline("embedded", "umim"):
-        pass
-    (run,) = runs_of(store, "pipeline")
-    code = code_identity()
-    assert len(code.lock) == len(code.sources) == 64
-    wanted = {"umim.host": code.host, "umim.lock": code.lock, "umim.sources": code.sources}
-    assert wanted.items() <= run.data.tags.items()
-    assert run.data.tags["mlflow.source.git.commit"] == code.commit
 
 
 @pytest.mark.parametrize("folder", ["a%20b", "a b", "a?b", "a#b", "a%3Fb", "a@b:c+d", "ä"])

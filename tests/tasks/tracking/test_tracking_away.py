@@ -125,10 +125,8 @@ def test_a_root_that_cannot_be_written_costs_records_and_not_the_run(
     "address",
     [
         "sqlite:////proc/none/m.db",
-        "sqlite:////dev/full/m.db",
         "sqlite:///{0}",
         "sqlite:///{0}/text",
-        "sqlite+pysqlite:////proc/m.db",
         "sqlite://user:word@host/m.db",
         "sqlite:/m.db",
         "postgresql+nodriver://me:word@127.0.0.1:9/x",
