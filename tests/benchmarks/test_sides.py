@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from benchmarks.answers import HALVES, LISTS, Prompt, Question, answer_shortened
 from benchmarks.distill_step import CASTS, LIGER, OURS, PLAIN, SINGLE, Shape, StepBatch
 from benchmarks.engine import generation_sides, logits_error
 from benchmarks.examples import PROMPTS, bracketed
-from benchmarks.matching import AhoCorasick, SetLoop, Spans, compare
+from benchmarks.matching import AhoCorasick, Spans, compare
 from benchmarks.mining import Grams, make_sides
 from benchmarks.perplexity import measure as measure_perplexity
 from benchmarks.perplexity import rule_sets
@@ -25,7 +24,6 @@ from benchmarks.problems import answer_all, solves_function, solves_word_problem
 from benchmarks.runner import Report
 from benchmarks.subjects import SEGMENT, Subject, random_subject, untrained_module
 from docs.make.results import benchmark_page
-from support.ngram_oracle import oracle
 from support.tiny_models import tiny_config
 from support.unit_counts import units_of
 from umim_core import UMIM
@@ -35,7 +33,6 @@ from umim_core.mining.counting import count_ngrams
 from umim_core.model.showing import Piece
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.token_ids import segment_borders
 
 NESTED = [(1, 2), (1, 2, 3), (2, 3), (2, 3, 1, 2), (3, 3, 3), (0, 0), (0, 0, 0, 0)]
 TINY = Shape(rows=300, hidden=16, vocab=101)
@@ -62,48 +59,16 @@ def merged_spans(segments: np.ndarray, rules: RuleSet) -> Spans:
     ]
 
 
-@pytest.mark.parametrize("peer", [SetLoop, AhoCorasick])
-@pytest.mark.parametrize("spans", [NESTED, [(1, 2, 3), (0, 0), (3, 1)], []])
-def test_a_peer_matches_what_a_plain_loop_does(
-    peer: type[SetLoop] | type[AhoCorasick], spans: list[tuple[int, ...]], rng: np.random.Generator
+@pytest.mark.parametrize("spans", [NESTED, [(1, 2, 3), (0, 0), (3, 1)]])
+def test_matchers_find_the_spans_of_a_plain_loop(
+    spans: list[tuple[int, ...]], rng: np.random.Generator
 ) -> None:
-    segments, rules = rng.integers(0, 4, (40, 16)), RuleSet.from_spans(spans)
-    assert peer(rules)(segments) == merged_spans(segments, rules)
-
-
-def test_matchers_are_compared_on_all_spans(rng: np.random.Generator) -> None:
-    ids = rng.integers(0, 4, 4 * SEGMENT).astype(np.int32)
-    rules = RuleSet.from_spans(NESTED)
+    ids, rules = rng.integers(0, 4, 4 * SEGMENT).astype(np.int32), RuleSet.from_spans(spans)
+    wanted = merged_spans(ids.reshape(-1, SEGMENT), rules)
+    assert AhoCorasick(rules)(ids.reshape(-1, SEGMENT)) == wanted
     found, equal = compare(rules, ids, lambda: None, rounds=2)
-    assert equal
-    assert found["merged_spans"] == len(merged_spans(ids.reshape(-1, SEGMENT), rules)) > 0
+    assert equal and found["merged_spans"] == len(wanted) > 0
     assert {side["seconds"]["runs"] for side in found["sides"].values()} == {2}
-
-
-PEERS = {
-    "DuckDB": mining.duckdb_grams,
-    "DuckDB, Apriori": partial(mining.duckdb_grams, longer=mining._GROUP_SEMI),
-    "Polars": mining.polars_grams,
-    "Counter": lambda *given: mining.grams_of_counter(mining.counter_counts(*given)),
-    "ours": lambda rows, bits, tau: mining.grams_of_counts(
-        count_ngrams(rows.ravel(), segment_borders(rows.size, rows.shape[1]), tau), bits
-    ),
-}
-
-
-@pytest.mark.parametrize("peer", PEERS)
-@pytest.mark.parametrize("vocabulary", [1, 3, 5])
-def test_a_peer_finds_the_grams_that_a_plain_loop_does(
-    peer: str, vocabulary: int, rng: np.random.Generator
-) -> None:
-    rows, bits = rng.integers(0, vocabulary, (60, 16), dtype=np.int32), 3
-    counts, grams = oracle(rows.tolist(), 3), Grams()
-    for n in ORDERS:
-        of_order = [gram for gram in counts if len(gram) == n]
-        keys = [sum(id_ << bits * (n - 1 - at) for at, id_ in enumerate(gram)) for gram in of_order]
-        grams[n] = np.array(keys, np.uint64), np.array([counts[gram] for gram in of_order])
-    assert len(grams[4][0])
-    assert mining.same(PEERS[peer](rows, bits, 3), grams)
 
 
 def test_all_sides_of_mining_find_the_same_and_one_that_finds_less_is_seen(

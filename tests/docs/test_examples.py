@@ -47,7 +47,9 @@ def blocks(name: str, *languages: str) -> list[str]:
     ]
 
 
-def test_every_document_with_python_is_run_or_says_why_not() -> None:
+def test_every_document_has_its_examples_found_and_python_is_run_or_says_why_not() -> None:
+    assert len(EXAMPLES) > 40
+    assert len([name for name, _ in PROOFS if name == "exactness.md"]) >= 4
     assert {name for name in DOCUMENTS if blocks(name, "python")} == {*GIVEN, *LEFT_OUT}
 
 
@@ -109,10 +111,6 @@ def test_a_command_line_of_a_document_can_be_given(name: str, program: str, line
     command.make_context(str(command.name), arguments, parent=context)
 
 
-def test_the_documents_have_command_lines() -> None:
-    assert len(EXAMPLES) > 40
-
-
 PROOFS = [
     (name, line.partition(" #")[0].strip())
     for name in DOCUMENTS
@@ -134,7 +132,3 @@ def test_a_proof_of_a_document_runs_tests_that_exist(name: str, line: str) -> No
     tests = re.findall(r"^def (test_\w+)", "".join(file.read_text("utf-8") for file in files), re.M)
     for word in words.strip('"').split(" or ") if words else ("test_",):
         assert any(word in test for test in tests), f"{name}: no test of {line} has {word}"
-
-
-def test_the_properties_of_the_page_of_exactness_have_proofs() -> None:
-    assert len([name for name, _ in PROOFS if name == "exactness.md"]) >= 4

@@ -84,10 +84,11 @@ def test_throughput_is_timed_by_a_worker_whose_threads_are_in_the_key(
 
 
 @pytest.mark.full
-def test_a_killed_run_with_workers_measures_nothing_twice(tiny_run: Walk, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_measures_nothing_twice(tiny_run: Walk, tmp_path: Path, workers: int) -> None:
     root, asked = trained(tiny_run, tmp_path), recipe(tiny_run)
     process = multiprocessing.get_context("spawn").Process(
-        target=walk_on_workers, args=(root, asked, 2)
+        target=walk_on_workers, args=(root, asked, workers)
     )
     process.start()
     until = time.monotonic() + 1200  # Ray starts slowly on a busy machine
@@ -98,7 +99,7 @@ def test_a_killed_run_with_workers_measures_nothing_twice(tiny_run: Walk, tmp_pa
     process.join()
     before = stages_in(root, MEASURED)
     assert 0 < len(before) < len(numbers(tiny_run))
-    again = walk_on_workers(root, asked, 2)
+    again = walk_on_workers(root, asked, workers)
     after = stages_in(root, MEASURED)
     assert {name: after[name] for name in before} == before, "what was measured is not touched"
     assert len(again.executed()) == len(after) - len(before)

@@ -16,6 +16,8 @@ from transformers import PreTrainedConfig
 from flows.pipeline_flows import ablate
 from support.shared_services import PrefectServer
 from support.tiny_models import random_model, tiny_config
+from support.tracked_runs import runs_of
+from tasks.report.comparison import COMPARISON_PARAMS
 from tasks.run.recipes import find_recipe, recipe_names
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import DistillConfig, Recipe
@@ -94,11 +96,15 @@ def shrunk(recipe: Recipe, base: Path) -> dict[str, object]:
     return raw
 
 
+def mlflow(base: Path) -> str:
+    return f"sqlite:///{base / 'mlflow.db'}"
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, using_prefect: PrefectServer) -> Iterator[Path]:
     base = tmp_path_factory.mktemp("standins")
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{base / 'mlflow.db'}")
+        environment.setenv("MLFLOW_TRACKING_URI", mlflow(base))
         yield base
 
 
@@ -115,6 +121,22 @@ def test_a_recipe_runs_to_its_end(name: str, place: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("UMIM_ROOT", str(root))
     recipe = find_recipe(name)
     assert isinstance(recipe, Recipe)
-    assert ablate(save(shrunk(recipe, place), place))
+    path = save(shrunk(recipe, place), place)
+    told = ablate(path)
     for stage in ("distill", "evaluate"):
         assert len(list(root.glob(f"{stage}/*/manifest.json"))) == len(recipe.cells)
+    files = {Path(line).name: Path(line) for line in told.splitlines() if line.startswith("/")}
+    assert set(files) == {f"{name}{end}" for end in ("-kl.svg", "-top1.svg", ".json", ".md")}
+    cells = json.loads(files[f"{name}.json"].read_text("utf-8"))["cells"]
+    assert [cell["row"]["rule_source"] for cell in cells] == [cell.source for cell in recipe.cells]
+    for cell in cells:
+        assert cell["training"]["steps"] == 2
+        assert sum(cell["rules"].values()) == cell["row"]["metrics"]["rules"]
+    rows = [
+        run for run in runs_of(mlflow(place), "comparison") if run.data.params["recipe"] == name
+    ]
+    assert len(rows) == len(recipe.cells)
+    assert all(set(COMPARISON_PARAMS) <= set(row.data.params) for row in rows)
+    stamps = {p: p.stat().st_mtime_ns for p in root.glob("*/*/manifest.json")}
+    assert ablate(path) == told
+    assert stamps == {p: p.stat().st_mtime_ns for p in root.glob("*/*/manifest.json")}
