@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim, document
+from support.ngram_oracle import grams_of
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.merging.merged_model import MergedModel
@@ -68,11 +69,6 @@ def given(made: Path) -> tuple[Path, Path]:
     return made / "start", made / "text.txt"
 
 
-def spans_of(rules: RuleSet) -> list[tuple[int, ...]]:
-    """Its rules in order."""
-    return [tuple(row) for n in (2, 3, 4) for row in rules.ids_by_order[n].tolist()]
-
-
 def held_out_reduction(text: Path, rules: RuleSet) -> float:
     """Token reduction of the last tenth of the text."""
     words = text.read_text().split()
@@ -113,7 +109,7 @@ def test_a_table_serves_further_targets(umim: Umim, given: Given) -> None:
     again = ("--damage", "all/damage", "--target-tr", 0.1, "--out", "less")
     assert umim("prune", "all", given[1], *again).code == 0
     fewer = Checkpoint.load("less").rules
-    kept = [span in spans_of(fewer) for span in spans_of(whole)]
+    kept = [span in grams_of(fewer) for span in grams_of(whole)]
     assert not all(kept) and fewer.require_prices().tolist() == price[kept].tolist()
 
 

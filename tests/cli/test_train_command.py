@@ -44,14 +44,17 @@ def train(umim: Umim, folder: Path, *more: object) -> Result:
     return umim("train", folder / "model", folder / "text.txt", "--rules", folder / "rules", *more)
 
 
-def test_a_module_is_trained_and_the_next_commands_are_printed(
+def test_a_training_is_found_again_and_the_next_commands_are_printed(
     umim: Umim, folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "trained"
-    done = train(umim, folder, *TINY, "--out", out, "--kind", "text")
-    assert done.code == 0, done.err
+    command = (*TINY, "--out", out, "--kind", "text")
+    begun = train(umim, folder, *command, "--json")
+    assert begun.code == 0, begun.err
     forecast = r"6 steps of 4 rows and 6 validations .*: about \S+ s a step and .* in all"
-    assert re.search(forecast, done.err)
+    assert re.search(forecast, begun.err)
+    written = (out / "manifest.json").stat().st_mtime_ns
+    done = train(umim, folder, *command)
     commands = [shlex.split(line) for line in done.out.splitlines() if line.startswith("  ")]
     assert [command[0] for command in commands] == ["umim", "lm_eval", "python"]
     assert commands[1][1:5] == ["--model", "umim", "--model_args", f"checkpoint={out}"]
@@ -64,15 +67,9 @@ def test_a_module_is_trained_and_the_next_commands_are_printed(
     assert config.backbone == str((folder / "model").resolve())
     recipe = load_any_recipe(Path(commands[2][-1]))
     assert [cell.rules for cell in recipe.cells] == [str(out / "checkpoint" / "rules")] * 2
-
-
-def test_a_finished_training_is_found(umim: Umim, folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "trained"
-    first = json.loads(train(umim, folder, *TINY, "--out", out, "--json").out)
-    written = (out / "manifest.json").stat().st_mtime_ns
-    assert json.loads(train(umim, folder, *TINY, "--out", out, "--json").out) == first
+    assert json.loads(train(umim, folder, *command, "--json").out) == json.loads(begun.out)
     assert (out / "manifest.json").stat().st_mtime_ns == written
-    other = train(umim, folder, *TINY, "--out", out, "--seed", 1)
+    other = train(umim, folder, *command, "--seed", 1)
     assert other.code == 1
     assert "must be the result of this very call" in other.err
 

@@ -58,10 +58,11 @@ def log(folder: Path, count: int) -> Path:
     return folder / "log.jsonl"
 
 
-def test_a_log_becomes_a_checkpoint_that_is_found_again(
+def test_a_log_becomes_a_checkpoint_that_is_found_again_and_tuned_further(
     umim: Umim, backbone: Path, tmp_path: Path
 ) -> None:
-    made = umim("tune", backbone, log(tmp_path, 20), "--out", tmp_path / "out", *OPTIONS, "--json")
+    first, second, log_file = tmp_path / "first", tmp_path / "second", log(tmp_path, 20)
+    made = umim("tune", backbone, log_file, "--out", first, *OPTIONS, "--json")
     found = document(made)
     assert found["left_out"] == {"request that does not fit the model's context": 1}
     assert " in all: training " in made.err.splitlines()[0]  # its time comes first
@@ -70,7 +71,7 @@ def test_a_log_becomes_a_checkpoint_that_is_found_again(
     base_nats, merged_nats, error, agreement = found["replies"]
     assert base_nats > 0 and merged_nats > 0 and error >= 0
     assert 0 <= agreement <= 1 and found["equal"] <= found["answers"] == 4
-    checkpoint = Checkpoint.load(tmp_path / "out")
+    checkpoint = Checkpoint.load(first)
     assert checkpoint.rules.counts_by_order[10] == 1
     assert (checkpoint.config.merge_depth, checkpoint.config.adapter_rank) == (1, 2)
     assert checkpoint.config.roles == ("user", "system", "tools", "tool")
@@ -78,16 +79,9 @@ def test_a_log_becomes_a_checkpoint_that_is_found_again(
     assert shortest == sorted(set(shortest)) and found["shortest"] == shortest[-1]
     assert checkpoint.rules.sizes.min() >= shortest[-1] >= 3
     assert len(checkpoint.rules) == found["trials"][-1]["spans"]
-    assert not (tmp_path / "out" / "state").exists()
-    again = umim("tune", backbone, log(tmp_path, 20), "--out", tmp_path / "out", *OPTIONS, "--json")
+    assert not (first / "state").exists()
+    again = umim("tune", backbone, log_file, "--out", first, *OPTIONS, "--json")
     assert document(again) == found
-
-
-def test_a_checkpoint_is_tuned_further_with_its_weights(
-    umim: Umim, backbone: Path, tmp_path: Path
-) -> None:
-    first, second, log_file = tmp_path / "first", tmp_path / "second", log(tmp_path, 20)
-    umim("tune", backbone, log_file, "--out", first, *OPTIONS)
     still = (
         *("--start", first, "--steps", 1, "--learning-rate", 1e-9),
         *OPTIONS[2:4],
@@ -95,9 +89,9 @@ def test_a_checkpoint_is_tuned_further_with_its_weights(
     )
     done = umim("tune", backbone, log_file, "--out", second, *still)
     assert done.code == 0 and f"\n  umim serve {second}\n" in done.out, done.err
-    one, two = Checkpoint.load(first), Checkpoint.load(second)
-    assert two.config.form() == one.config.form() and two.config.adapter_rank == 2
-    assert two.module.digest() == one.module.digest()
+    two = Checkpoint.load(second)
+    assert two.config.form() == checkpoint.config.form() and two.config.adapter_rank == 2
+    assert two.module.digest() == checkpoint.module.digest()
     for options, message in (
         (("--adapter-rank", 4), "a module that is trained further keeps its form"),
         (("--longest", 12), "must have the 16 tokens of its start; got 12"),
