@@ -33,7 +33,7 @@ from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
-from umim_core.config.form import ModuleForm
+from umim_core.config.form import Merge, ModuleForm
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import (
     ArtifactError,
@@ -200,6 +200,24 @@ def test_what_cannot_be_exported_is_refused(
     with pytest.raises(TokenizerMismatchError):
         export_model(tiny_umim, RuleSet.from_spans([(1, 2)], "f" * 64), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("recommended", "asked", "tail"),
+    [
+        (("prompt", 0), None, 0),
+        (("all", 0), None, 0),
+        (("prompt", 4), None, 4),
+        (("none", 0), None, 16),
+        (("prompt", 4), 0, 0),
+    ],
+)
+def test_an_export_has_the_raw_tail_that_its_checkpoint_recommends(
+    tiny_umim: UMIM, tmp_path: Path, recommended: tuple[Merge, int], asked: int | None, tail: int
+) -> None:
+    umim = UMIM(tiny_umim.backbone, tiny_umim.checkpoint.recommending(*recommended))
+    export_model(umim, umim.rules, tmp_path / "model", raw_tail=asked)
+    assert PromptMerger.load(tmp_path / "model").raw_tail == tail
 
 
 def test_adapters_are_written_for_the_one_engine_that_applies_them(

@@ -49,7 +49,7 @@ def export(
         typer.Option(
             min=0,
             help="Last tokens of each message that stay raw.",
-            show_default="the checkpoint's, else 16",
+            show_default="the checkpoint's; 16 where it merges nothing",
         ),
     ] = None,
     dtype: Annotated[

@@ -82,11 +82,12 @@ def export_model(
         rules: The spans; the one at place i of the sorted rules gets the id V + i.
         out: Directory to write; it must not exist yet.
         raw_tail: Last tokens of each part of a prompt that stay raw; None for what the checkpoint
-            recommends, else 16.
+            recommends, 16 where it recommends no merging.
         gguf: Whether to write a GGUF file, too.
     """
     check_exportable(umim, gguf=gguf)
-    recommended = umim.checkpoint.config.raw_tail or SAFE_RAW_TAIL
+    config = umim.checkpoint.config
+    recommended = SAFE_RAW_TAIL if config.merge == "none" else config.raw_tail
     tail = recommended if raw_tail is None else raw_tail
     check_raw_tail(tail, "prompt")
     backbone = umim.backbone
@@ -94,7 +95,7 @@ def export_model(
     rules.check_for_module(
         backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
     )
-    spans = PromptMerger(rules, backbone.vocab_size, tail, umim.checkpoint.config.roles)
+    spans = PromptMerger(rules, backbone.vocab_size, tail, config.roles)
     rows = surrogates(umim, spans)
     model = _widened(backbone, rows)
     _check(backbone, model, rows[:_PROBE])
