@@ -245,19 +245,14 @@ def test_adapters_are_written_for_the_one_engine_that_applies_them(
         read_adapters(out)
 
 
-def test_the_document_of_an_export_is_alone_on_stdout(
+def test_an_export_loads_no_deepspeed_and_says_nothing_of_it(
     umim: Umim, tiny_umim: UMIM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = PreTrainedModel.save_pretrained
-
-    def noisy(*given: Any, **options: Any) -> None:
-        print("[INFO] a library says something")
-        save(*given, **options)
-
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", noisy)
+    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
     tiny_umim.checkpoint.save(tmp_path / "merge")
     done = umim("export", tmp_path / "merge", "--out", tmp_path / "model", "--json")
     assert document(done)["out"] == str(tmp_path / "model")
+    assert "deepspeed" not in sys.modules and "accelerator" not in done.err
 
 
 Spans = list[tuple[int, ...]]

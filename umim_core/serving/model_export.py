@@ -16,7 +16,8 @@ ids. ``generation_config.json`` does it for transformers (``suppress_tokens``).
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import Final
@@ -101,7 +102,7 @@ def export_model(
     _check(backbone, model, rows[:_PROBE])
 
     def write(directory: Path) -> None:
-        with redirect_stdout(sys.stderr):  # DeepSpeed, where transformers finds it, prints a line
+        with _without_deepspeed():
             model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
         if (adapters := umim.module.adapters) is not None:
@@ -111,6 +112,21 @@ def export_model(
             write_gguf(directory, directory / GGUF, backbone.name)
 
     publish_directory(out, write)
+
+
+@contextmanager
+def _without_deepspeed() -> Iterator[None]:
+    """Let accelerate find no DeepSpeed, unless it is loaded.
+
+    It imports it, for seconds and with a warning, to see whether the saved model is wrapped in it.
+    """
+    if is_new := "deepspeed" not in sys.modules:
+        sys.modules["deepspeed"] = None  # type: ignore[assignment]  # the import system's own word
+    try:
+        yield
+    finally:
+        if is_new:
+            del sys.modules["deepspeed"]
 
 
 @torch.no_grad()
