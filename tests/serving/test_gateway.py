@@ -265,6 +265,7 @@ def models(*lengths: object) -> bytes:
         (b"HTTP/1.1 500 x\r\ncontent-length: 0\r\n\r\n", None, 1024),
         (b"garbage", None, 1024),
         (models(100), None, 100),
+        (models(100), "", 100),
         (models(100, 200), "m1", 200),
         (models(100, 200), "other", 100),
         (models(10**9), None, 1024),
@@ -278,8 +279,10 @@ def test_what_an_engine_says_of_its_models_is_checked_and_forgotten(
     with odd(export) as (engine, url):
         for said, most in ((answer, tokens), (models(70), 70)):
             engine.answers = {"/v1/models": said, COMPLETIONS: plain(json.dumps(GOOD).encode())}
-            body = {"messages": [USER], **({"model": model} if model else {})}
-            assert post(url, CHAT, **body).status_code == 200
+            body = {"messages": [USER], **({} if model is None else {"model": model})}
+            reply = post(url, CHAT, **body)
+            assert reply.status_code == 200
+            assert reply.json()["model"] == (model or ("m0" if b'"m0"' in said else ""))
             asked = engine.bodies[-1]
             room = most - len(asked["prompt"])
             assert asked["max_tokens"] == (1024 if most == 1024 else room)

@@ -93,7 +93,7 @@ class Gateway(guard.ApiServer):
         self._merger = merger
         form = CallForm.of(tokenizer)
         self._call_form = None if form is None or form.shown else form  # engines show none
-        self._contexts: dict[object, int] = {}  # by the names of models
+        self._models: dict[str, int | None] = {}  # how many tokens each has room for, if it says so
         self._known_until = 0.0
         first, count = merger.vocab_size, len(merger.rules)
         self._bias = (
@@ -150,7 +150,7 @@ class Gateway(guard.ApiServer):
             if reason:
                 self.metrics.stays_raw(reason, f"the engine must see {reason}")
             return path, document, None
-        context = await self._context(request, document.get("model"))
+        model, context = await self._model(request, document.get("model"))
         try:
             most = context and context * self._merger.rules.longest
             read = await self._reader.read(prompt, most, calls)
@@ -168,7 +168,7 @@ class Gateway(guard.ApiServer):
                 return {**part, "usage": {**count, "umim": counts}} if count else part
 
             return path, {**document, "prompt": ids}, counted
-        answer = api.Answer(True, str(document.get("model") or ""), calls)
+        answer = api.Answer(True, model, calls)
 
         def translated(part: dict[str, Any]) -> dict[str, Any]:
             completion = _completion(part)
@@ -229,8 +229,11 @@ class Gateway(guard.ApiServer):
             most = max(1, min(most, context - len(ids))) if context else most
         return {**body, "prompt": ids, "max_tokens": most}
 
-    async def _context(self, request: Request, model: object) -> int | None:
-        """Return how many tokens the engine's model has room for, if it says so; kept a while."""
+    async def _model(self, request: Request, asked: object) -> tuple[str, int | None]:
+        """Return a model's name and how many tokens it has room for, if the engine says so.
+
+        Without a name it is the engine's first; what the engine says is kept a while.
+        """
         until = guard.deadline(_HEALTH_SECONDS)
         now = until - _HEALTH_SECONDS
         if now >= self._known_until:
@@ -240,14 +243,15 @@ class Gateway(guard.ApiServer):
             except api.ApiError:  # a request that needs the engine will say what is wrong
                 models = []
             lengths = [(entry.get("id"), entry.get("max_model_len")) for entry in models]
-            self._contexts = {
-                name: length
-                for name, length in (*lengths[:1], *lengths)
-                if type(length) is int and length > 0 and isinstance(name, str)
+            self._models = {
+                name: length if type(length) is int and length > 0 else None
+                for name, length in lengths
+                if isinstance(name, str)
             }
-            self._known_until = now + (_KNOWN_SECONDS if self._contexts else _UNKNOWN_SECONDS)
-        first = next(iter(self._contexts.values()), None)
-        return self._contexts.get(model, first) if isinstance(model, str) else first
+            self._known_until = now + (_KNOWN_SECONDS if self._models else _UNKNOWN_SECONDS)
+        first = next(iter(self._models), "")
+        name = str(asked or first)
+        return name, self._models.get(name, self._models.get(first))
 
     async def _forward(
         self, request: Request, path: str, body: dict[str, Any], translate: Translate | None
