@@ -150,10 +150,10 @@ def encode_prompts(
 ) -> list[NDArray[np.integer] | PromptIds]:
     """Return the raw ids of prompts; of chats, with the parts that may merge (``chat_parts``).
 
-    What continues ``past`` is only what is added; but a chat is the whole conversation, of which
-    the past is left out here. Texts get special tokens, a BOS say, as asked for; None does as the
-    tokenizer does by default, and adds none to a text that continues ``past``. Chats never get any:
-    their template writes them.
+    What continues ``past``, a row of it each, is only what is added; but a chat is the whole
+    conversation, of which the past is left out here. Texts get special tokens, a BOS say, as asked
+    for; None does as the tokenizer does by default, and adds none to a text that continues
+    ``past``. Chats never get any: their template writes them.
     """
     require(
         tools is None or not any(isinstance(item, str | np.ndarray) for item in items),
@@ -162,9 +162,6 @@ def encode_prompts(
         "a text or ids",
         "Pass messages, or leave the tools out.",
     )
-    known: tuple[tuple[int, ...], ...] = ()  # of another length, the engine says what is wrong
-    if past is not None:
-        known = past.raw_ids * len(items) if len(past.raw_ids) == 1 else past.raw_ids
     if add_special_tokens is None and past is not None:
         add_special_tokens = False
     rows: list[NDArray[np.integer] | PromptIds] = []
@@ -176,7 +173,7 @@ def encode_prompts(
             rows.append(np.array(ids, dtype=np.int64))
         else:
             tokenizer = backbone.require_tokenizer()
-            before = known[b] if len(known) == len(items) else None
+            before = None if past is None else past.raw_ids[b]
             rows.append(_encode_chat(item, tokenizer, before, tools, roles))
     return rows
 

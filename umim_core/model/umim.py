@@ -292,6 +292,7 @@ class UMIM:
         rows = len(items) * options.samples
         rule, remedy = "a stream is of one row", "Stream one prompt and one sample."
         require(not one_row or rows <= 1, GenerationError, rule, f"{rows} rows", remedy)
+        past = past and past.for_turn(len(items), self.merged_model)
         encoded = encode_prompts(items, self.backbone, past, add_special_tokens, tools, roles)
         generation = yield from self.engine.steps(encoded, options, past)
         reasons = tuple(p.unmerged if isinstance(p, PromptIds) else "" for p in encoded)
