@@ -29,16 +29,16 @@ from numpy.typing import NDArray
 
 from benchmarks.answers import difference
 from benchmarks.runner import Benchmark, Report, named, save
-from umim_core import UMIM
-from umim_core.config.form import Merge
-from umim_core.embedded.assets import embedded_names
-from umim_core.embedded.docstring_corpus import build_corpus, read_documents
-from umim_core.evaluation.generation_quality import (
+from benchmarks.text_quality import (
     FEWEST_TEXTS,
     GenerationQuality,
     generation_quality,
     mauve_library,
 )
+from umim_core import UMIM
+from umim_core.config.form import Merge
+from umim_core.embedded.assets import embedded_names
+from umim_core.embedded.docstring_corpus import build_corpus, read_documents
 from umim_core.evaluation.text_metrics import TextFeatures, features_of
 from umim_core.inference.choice import end_ids
 from umim_core.inference.options import GenerateOptions

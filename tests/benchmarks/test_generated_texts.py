@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.generated_texts import BENCHMARK, MERGES, over_seeds
+from benchmarks.text_quality import GenerationQuality
 from docs.make.results import benchmark_page
-from umim_core.evaluation.generation_quality import GenerationQuality
 
 QUALITY = GenerationQuality({"dist_1": float("nan"), "ppl": 8.0}, {})
 

@@ -13,11 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.engine_matrix import finished_row
-from tests.evaluation.conftest import TEXT
-from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.evaluation.generated_rows import GeneratedText
-from umim_core.evaluation.generation_quality import (
+from benchmarks.text_quality import (
     continuation_perplexity,
     distinct,
     generation_quality,
@@ -25,6 +21,10 @@ from umim_core.evaluation.generation_quality import (
     reference_similarity,
     repetition,
 )
+from support.engine_matrix import finished_row
+from tests.evaluation.conftest import TEXT
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.text_metrics import (
     BERTSCORE,
     KINDS,
