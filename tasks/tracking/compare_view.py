@@ -25,7 +25,9 @@ _CURVE: Final = ("token_reduction", "difference")
 _CURVE_COLUMNS: Final = ("difference_se", "margin_difference", "margin_difference_se")
 _FORM: Final = ("depth", "positions", "residual", "merge_depth", "rule_rows")
 _ROWS: Final = f"tags.`umim.kind` = 'comparison' and tags.`{SOURCE_TAG}`"
-_MOST_ROWS: Final = 1000
+_COMPARED: Final = f"{_ROWS} != '{ADAPTATION_SOURCE}'"
+PLOTTED: Final = f"{_COMPARED} and metrics.`{_AGREEMENT[-1]}` > -1"  # MLflow drops rows without it
+MOST_ROWS: Final = 1000
 _SECTION: Final = "umim-comparison-section"
 
 
@@ -36,25 +38,32 @@ def adaptation_view(task: str) -> str:
     return f"umim-adaptation-{plain}{digest}"
 
 
-def shared_view(measured: Collection[str], params: Mapping[str, object]) -> tuple[str, str] | None:
+def shared_view(
+    measured: Collection[str], params: Mapping[str, object], plotted: Sequence[Mapping[str, object]]
+) -> tuple[str, str] | None:
     """Return name and state of the view that shows a row, as MLflow reads it.
 
     A comparison of checkpoints is a parallel coordinates plot; the curves of an adaptation are the
     change of accuracy against token reduction, of one task.
+
+    Args:
+        measured: Names of the row's metrics.
+        params: Its parameters.
+        plotted: Those of all rows of a comparison; what is equal in them is no axis of its plot.
 
     Returns:
         None if the row lacks what the plots are about.
     """
     if set(_AGREEMENT) <= set(measured):
         metrics = [*_AGREEMENT, *([_ACCURACY] if _ACCURACY in measured else [])]
+        values = ((name, {row[name] for row in plotted if name in row}) for name in _AXES)
         plot = {
             "type": "PARALLEL",
-            "selectedParams": list(_AXES),
+            "selectedParams": [name for name, found in values if len(found) > 1],
             "selectedMetrics": metrics,
             "showAllRuns": True,
         }
-        rows = f"{_ROWS} != '{ADAPTATION_SOURCE}'"
-        return COMPARISON_VIEW, _state("Comparison", rows, _COLUMNS, metrics, plot)
+        return COMPARISON_VIEW, _state("Comparison", _COMPARED, _COLUMNS, metrics, plot)
     if set(_CURVE) <= set(measured):
         reduction, change = ({"key": name, "type": "METRIC"} for name in _CURVE)
         plot = {"type": "SCATTER", "xaxis": reduction, "yaxis": change}
@@ -90,7 +99,7 @@ def _state(
         "metricSectionId": _SECTION,
         "isGenerated": False,
         "deleted": False,
-        "runsCountToCompare": _MOST_ROWS,
+        "runsCountToCompare": MOST_ROWS,
         **plot,
     }
     section = {

@@ -28,7 +28,14 @@ from urllib.parse import quote
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.storage.remote_root import refusals
-from tasks.tracking.compare_view import COMPARISON_VIEW, SOURCE_TAG, described, shared_view
+from tasks.tracking.compare_view import (
+    COMPARISON_VIEW,
+    MOST_ROWS,
+    PLOTTED,
+    SOURCE_TAG,
+    described,
+    shared_view,
+)
 from umim_core.addresses import redacted, scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
 from umim_core.errors import ArtifactError, LockError, TrackingError, require
@@ -246,7 +253,9 @@ class Tracker:
             of = {SOURCE_TAG: source}
             of["umim.pipeline"] = self._pipeline(pipeline, time_ms).info.run_id
             self.record("comparison", key, title, shown, points, of, time_ms=time_ms)
-            view = shared_view({measured for measured, _, _ in points}, flatten(shown))
+            found = self.client.search_runs([self.experiment_id], PLOTTED, max_results=MOST_ROWS)
+            plotted = [run.data.params for run in found]
+            view = shared_view({measured for measured, _, _ in points}, flatten(shown), plotted)
             if view is not None:  # a link can ask for it by its name
                 self.client.set_experiment_tag(
                     self.experiment_id, f"mlflow.sharedViewState.{view[0]}", view[1]

@@ -134,9 +134,10 @@ def test_the_comparison_is_shown_without_a_click(
 ) -> None:
     shown = ["token_reduction", "top1", "kl", *accuracy]
     record_pipeline(tracker, "p", tmp_path / "files")
-    for number, metrics in enumerate((shown, ["ppl_half_umim"])):  # the second: a baseline's
+    rows = [(5, "attention", shown), (5, "a baseline", ["ppl_half_umim"]), (6, "attention", shown)]
+    for number, (tau, kind, metrics) in enumerate(rows):
         values = dict.fromkeys(metrics, 0.5)
-        tracker.comparison_run("p", f"row-{number}", "a row", {"tau": 5}, values)
+        tracker.comparison_run("p", f"row-{number}", "a row", {"tau": tau, "kind": kind}, values)
     pages = tracker.pages("p")
     assert pages is not None and pages.links() == {}
     assert pages.command == f"mlflow ui --backend-store-uri {tracker.uri}"
@@ -145,7 +146,7 @@ def test_the_comparison_is_shown_without_a_click(
     experiment = MlflowClient(tracker.uri).get_experiment(tracker.experiment_id)
     state = json.loads(experiment.tags[f"mlflow.sharedViewState.{name}"])
     (chart,) = state["compareRunCharts"]
-    assert chart["selectedParams"] == ["recipe", "model", "tau", "setting", "method", "kind"]
+    assert chart["selectedParams"] == ["tau"]  # what is one value of all rows is no axis
     assert "params.`form`" in state["selectedColumns"]
     assert chart["selectedMetrics"] == shown
     assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
