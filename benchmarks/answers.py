@@ -51,6 +51,7 @@ from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.inference.options import GenerateOptions
 from umim_core.model.inputs import encode_prompts
 from umim_core.rules.matcher import PromptIds
+from umim_core.text.token_ids import encode
 
 Half = Literal["choose", "report"]
 HALVES: Final[tuple[Half, ...]] = ("choose", "report")
@@ -151,44 +152,29 @@ def _documents(pages: dict[str, Any], draw: random.Random) -> Iterator[Asked]:
         yield source, text, tuple({key: None, key.split()[-1]: None})
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A question as the model reads it.
+def chat_of(said: str, backbone: Backbone) -> Text:
+    """Return what a user says as ``UMIM.generate`` reads a chat.
 
-    Attributes:
-        ids: Raw ids [T] (int64) of the chat.
-        protected: Tokens that every method leaves alone [T] (bool): the template's, and the last of
-            what the user says.
-        question: Raw ids of the question without its document.
+    Protected are the template's tokens, and the last of what is said; the question is what stands
+    behind the last blank line.
     """
-
-    ids: np.ndarray
-    protected: np.ndarray
-    question: np.ndarray
-
-    @classmethod
-    def of(cls, question: Question, backbone: Backbone) -> Prompt:
-        """Return the prompt of a question, as ``UMIM.generate`` reads a chat."""
-        chat = [{"role": "user", "content": question.text}]
-        prompt = encode_prompts([chat], backbone, None)[0]
-        assert isinstance(prompt, PromptIds)
-        (first, end) = prompt.parts[0]
-        protected = np.ones(len(prompt.ids), dtype=bool)
-        protected[first : max(first, end - RAW_TAIL)] = False
-        asked = question.text.rpartition("\n\n")[2]
-        ids = backbone.require_tokenizer()(asked, add_special_tokens=False)["input_ids"]
-        return cls(prompt.ids, protected, np.array(ids, dtype=np.int64))
+    prompt = encode_prompts([[{"role": "user", "content": said}]], backbone, None)[0]
+    assert isinstance(prompt, PromptIds)
+    (first, end) = prompt.parts[0]
+    protected = np.ones(len(prompt.ids), dtype=bool)
+    protected[first : max(first, end - RAW_TAIL)] = False
+    question = encode(backbone.require_tokenizer(), said.rpartition("\n\n")[2])
+    return Text(prompt.ids, protected, np.array(question, dtype=np.int64))
 
 
-def shortened(method: TokenReducer, prompt: Prompt, saving: float) -> np.ndarray:
+def shortened(method: TokenReducer, prompt: Text, saving: float) -> np.ndarray:
     """Return the ids [N] that a method of the prompt leaves of it."""
-    text = Text(prompt.ids, prompt.protected, prompt.question)
     stays = len(prompt.ids) - round(saving * len(prompt.ids))
-    return prompt.ids[reduce_tokens(method, text, stays)]
+    return prompt.ids[reduce_tokens(method, prompt, stays)]
 
 
 def answer_shortened(
-    method: Method, prompt: Prompt, saving: float, umim: UMIM, new_tokens: int
+    method: Method, prompt: Text, saving: float, umim: UMIM, new_tokens: int
 ) -> tuple[str, float]:
     """Return the greedy answer of the base model under a method, and the realised saving."""
     greedy = GenerateOptions(max_new_tokens=new_tokens, do_sample=False, merge="none")
@@ -278,7 +264,7 @@ def answer_all(
         for raw_tail in options.raw_tails:
             sides[f"umim, raw tail {raw_tail}"] = answer(merge="prompt", raw_tail=raw_tail)
         if RAW_TAIL in options.raw_tails:
-            prompt = Prompt.of(question, umim.backbone)
+            prompt = chat_of(question.text, umim.backbone)
             saving = sides[f"umim, raw tail {RAW_TAIL}"][1]
             for name, method in methods.items():
                 sides[name] = answer_shortened(method, prompt, saving, umim, options.new_tokens)

@@ -39,7 +39,13 @@ from benchmarks.runner import (
     ratio,
     spread,
 )
-from benchmarks.subjects import CORPUS_OPTIONS, ids_file, open_ids
+from benchmarks.subjects import (
+    CORPUS_OPTIONS,
+    ids_file,
+    mined_rules,
+    open_ids,
+    untrained_module,
+)
 from tasks.cluster.lease import ClusterLease
 from tasks.training.strategies import make_strategy
 from tasks.training.train_worker import launch_worker
@@ -47,10 +53,8 @@ from umim_core.backbone.backbone import load_backbone
 from umim_core.config.recipe import ClusterConfig, DistillConfig
 from umim_core.config.rule_options import RuleOptions
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
-from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleOrigin, RuleSet
+from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes, write_json
 from umim_core.store.publication import STATE
 from umim_core.text.token_ids import segment_borders
@@ -104,8 +108,7 @@ def train_measured(job: Report) -> dict[str, bool]:
     data, out = Path(job["data"]), Path(job["out"])
     config = DistillConfig.model_validate(job["config"])
     backbone = load_backbone(job["backbone"])
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
+    module = untrained_module(backbone)
     objective = DistillObjective(
         MergedModel(backbone, module, Matcher(RuleSet.load(data / "rules"))),
         TokenRows.load(data / "train", 0),
@@ -138,8 +141,8 @@ def prepare(ids: NDArray[np.integer], folder: Path, options: argparse.Namespace)
     if whole < wanted:
         raise SystemExit(f"{wanted} segments of {length} tokens are needed; the ids hold {whole}")
     flat = np.array(ids[: whole * length], dtype=np.int32)
-    counts = count_ngrams(flat, segment_borders(len(flat), length), options.tau)
-    rules = RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions(tau=options.tau)))
+    borders = segment_borders(len(flat), length)
+    rules = mined_rules(flat, borders, RuleOptions(tau=options.tau))
     rules.save(folder / "rules")
     rows = flat.reshape(-1, length)
     parts = {"train": rows[: options.segments], "valid": rows[options.segments : wanted]}

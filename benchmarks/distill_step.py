@@ -130,10 +130,11 @@ class StepBatch:
         units = sum(len(starts) for starts, _ in self.cuts)
         return {"rows": len(self.rows), "tokens": sum(map(len, self.rows)), "units": units}
 
-    def gradient(self, loss: Tensor) -> Tensor:
-        """Return the gradient of the module's weights in one vector."""
-        gradients = torch.autograd.grad(loss, list(self.module.parameters()))
-        return torch.cat([part.reshape(-1) for part in gradients])
+
+def gradient_of(loss: Tensor, module: MergeModule) -> Tensor:
+    """Return the gradient of a module's weights in one vector; that of rule rows is sparse."""
+    gradients = torch.autograd.grad(loss, list(module.parameters()))
+    return torch.cat([part.to_dense().flatten() for part in gradients])
 
 
 def embedded_batch(ids_file: Path, rows: int) -> StepBatch:
@@ -220,7 +221,7 @@ def step_of(batch: StepBatch, model: DistillModel) -> Result:
     """Return the mean loss of a step and the gradient of the module's weights."""
     loss = model(batch.rows, batch.cuts)
     mean = loss.total / loss.weight
-    return float(mean.detach()), batch.gradient(mean)
+    return float(mean.detach()), gradient_of(mean, batch.module)
 
 
 def step_sides(batch: StepBatch, *, autocast: bool) -> dict[str, Side]:
@@ -229,7 +230,7 @@ def step_sides(batch: StepBatch, *, autocast: bool) -> dict[str, Side]:
 
     def ours() -> Result:
         loss = model(batch.rows, batch.cuts)
-        return float(loss.kl) / loss.weight, batch.gradient(loss.total / loss.weight)
+        return float(loss.kl) / loss.weight, gradient_of(loss.total / loss.weight, batch.module)
 
     def plain() -> Result:
         packed = pack_rows(batch.rows, batch.cuts)
@@ -244,7 +245,7 @@ def step_sides(batch: StepBatch, *, autocast: bool) -> dict[str, Side]:
         loss = full_logits_loss(
             student[aligned.batch, aligned.student], teacher[aligned.batch, aligned.teacher]
         ) / len(aligned.batch)
-        return float(loss.detach()), batch.gradient(loss)
+        return float(loss.detach()), gradient_of(loss, batch.module)
 
     return {OURS: ours, PLAIN: plain}
 

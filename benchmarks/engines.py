@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -147,7 +148,9 @@ def running(engine: Engine, directory: Path, log: IO[bytes]) -> Iterator[Running
         port = free.getsockname()[1]
     words = [str(engine.program), *map(str, engine.command(directory, port))]
     environment = {**os.environ, **_ENVIRONMENT}
-    process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+    process = subprocess.Popen(
+        words, stdout=log, stderr=log, env=environment, start_new_session=True
+    )
     url, end = f"http://127.0.0.1:{port}", time.monotonic() + _SECONDS
     try:
         while not _healthy(url):
@@ -156,24 +159,12 @@ def running(engine: Engine, directory: Path, log: IO[bytes]) -> Iterator[Running
             time.sleep(1)
         yield Running(engine, url, process)
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a server and the processes that it started."""
-    family: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        family = psutil.Process(process.pid).children(recursive=True)
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_STOP_SECONDS)
-    _, left = psutil.wait_procs(family, timeout=5)
-    for child in left:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(left, timeout=5)
-    process.kill()
-    process.wait()
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it started, too
+        process.wait()
 
 
 def _healthy(url: str) -> bool:

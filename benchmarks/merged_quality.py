@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.runner import Benchmark, Report, device_name, named
-from benchmarks.subjects import open_ids
 from umim_core import UMIM
 from umim_core.baselines.methods import TargetReduction
 from umim_core.baselines.truncation import Truncation
@@ -31,7 +30,7 @@ from umim_core.evaluation.perplexity import PerplexityResult, perplexity, second
 from umim_core.evaluation.rule_damage import text_digest
 from umim_core.evaluation.scoring import Scorer, method_scorer
 from umim_core.text.sources import source_of
-from umim_core.text.token_ids import spread_rows
+from umim_core.text.token_ids import segment_rows, spread_rows
 from umim_core.text.tokens import check_known, first_ids
 
 _RAW_TAIL: Final = 16
@@ -40,27 +39,14 @@ _RAW_TAIL: Final = 16
 def read_rows(
     options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[str, list[NDArray[np.int32]]]:
-    """Return the name of the test text, and the rows of it that are read."""
+    """Return the name of the test text, and rows that are evenly spread over it."""
     names, files = zip(*map(named, options.test), strict=True)
-    name = ", ".join(dict.fromkeys(names))
-    if all(file.endswith(".npy") for file in files):
-        parts = [open_ids(Path(file), options.tokens) for file in files]
-    else:
-        parts = [first_ids(source_of(files), tokenizer, options.tokens)[0]]
-    rows = windows(parts, options.rows, options.window)
-    check_known(max(int(row.max()) for row in rows), tokenizer)
-    return name, rows
-
-
-def windows(
-    parts: Sequence[NDArray[np.integer]], rows: int, length: int
-) -> list[NDArray[np.int32]]:
-    """Return rows that are evenly spaced over the whole segments of several arrays of ids."""
-    places = [(part, start) for part in parts for start in range(0, len(part) - length + 1, length)]
-    if rows < 1 or len(places) < rows:
-        raise SystemExit(f"only {len(places)} rows of {length} tokens, {rows} are wanted")
-    wanted = (places[index] for index in spread_rows(len(places), rows))
-    return [np.array(part[start : start + length], dtype=np.int32) for part, start in wanted]
+    rows = segment_rows(first_ids(source_of(files), tokenizer, options.tokens)[0], options.window)
+    if not 0 < options.rows <= len(rows):
+        raise SystemExit(f"there are {len(rows)} rows of {options.window} tokens")
+    chosen = rows[spread_rows(len(rows), options.rows)]
+    check_known(int(chosen.max()), tokenizer)
+    return ", ".join(dict.fromkeys(names)), list(chosen)
 
 
 def run(options: argparse.Namespace, report: Report) -> None:

@@ -38,13 +38,11 @@ from benchmarks.runner import (
     ratio,
     spread,
 )
-from benchmarks.subjects import BACKBONES, Subject, subject
+from benchmarks.subjects import BACKBONES, Subject, mined_rules, subject
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
-from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleOrigin, RuleSet
 
 BASE: Final = "base model"
 LISTING: Final = "listing"
@@ -59,10 +57,8 @@ Rows = list[NDArray[np.int64]]
 
 def rule_sets(subject: Subject, mined: NDArray[np.int64]) -> dict[str, Matcher]:
     """Return natural rules, of which none lies inside another, and rules of a text [T] that do."""
-    counts = count_ngrams(mined.astype(np.int32), np.array([0, len(mined)]), _TAU)
-    origin = RuleOrigin(options=RuleOptions(tau=counts.tau, **AS_FOUND))
-    nested = Matcher(RuleSet.from_counts(counts, origin))
-    return {"plain": subject.merged_model.require_matcher(), "nested": nested}
+    nested = mined_rules(mined, np.array([0, len(mined)]), RuleOptions(tau=_TAU, **AS_FOUND))
+    return {"plain": subject.merged_model.require_matcher(), "nested": Matcher(nested)}
 
 
 def measure(subject: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: int) -> Report:

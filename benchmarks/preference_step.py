@@ -26,17 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.runner import (
-    Benchmark,
-    Gate,
-    Report,
-    alternate,
-    at_least,
-    at_most,
-    no_error_gate_missed,
-    ratio,
-    spread,
-)
+from benchmarks.distill_step import Result, compare, gradient_of
+from benchmarks.runner import Benchmark, Gate, Report, at_least, at_most, no_error_gate_missed
 from benchmarks.subjects import CHECKPOINT, Ids, Subject, subject
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores, preference_loss
@@ -48,7 +39,6 @@ OURS, UNPACKED = "packed", "a row per answer"
 CHECKPOINTS: Final = ("umim-docs-llama", "umim-docs-gpt2", CHECKPOINT)
 TIMES, ERROR = 1.8, 1e-5
 Questions = list[EncodedQuestion]
-Result = tuple[float, tuple[Tensor, ...]]  # loss, gradient by every weight
 
 
 def questions_of(ids: Ids, shape: argparse.Namespace) -> Questions:
@@ -80,16 +70,10 @@ SIDES: Final = {OURS: ending_scores, UNPACKED: unpacked_scores}
 def step(
     side: str, questions: Questions, reference: Sequence[Tensor], merged_model: MergedModel
 ) -> Result:
-    """Return the loss of a batch and its gradients by the weights of the module."""
+    """Return the loss of a batch and its gradient by the weights of the module."""
     scores = SIDES[side](questions, merged_model)
     loss = preference_loss(scores, reference, [question.gold for question in questions])
-    weights = list(merged_model.require_module().parameters())
-    return loss.item(), torch.autograd.grad(loss, weights)
-
-
-def flat(gradients: Sequence[Tensor]) -> Tensor:
-    """Return gradients in one vector [N]; those of rule rows are sparse, as in training."""
-    return torch.cat([part.to_dense().flatten() for part in gradients])
+    return loss.item(), gradient_of(loss, merged_model.require_module())
 
 
 def measure(subject: Subject, shape: argparse.Namespace) -> Report:
@@ -98,12 +82,8 @@ def measure(subject: Subject, shape: argparse.Namespace) -> Report:
     merged_model.require_module().requires_grad_(True)
     with torch.no_grad():
         reference = ending_scores(questions, merged_model.base())
-    results: dict[str, Result] = {}
     sides = {name: partial(step, name, questions, reference, merged_model) for name in SIDES}
-    seconds = alternate(sides, shape.rounds, warmed=results.__setitem__)
-    pairs = min(map(len, seconds.values()))  # a slow side takes part in the first rounds only
-    loss, plain_loss = (results[side][0] for side in SIDES)
-    gradient, plain = (flat(results[side][1]) for side in SIDES)
+    ours, theirs = compare(sides, shape.rounds, to=OURS).values()
     units = int(merged_model.pack_prompts([q.context for q in questions]).unit_counts.sum())
     tails = shape.questions * shape.answers * (shape.ending - 1)
     columns = {OURS: units + tails, UNPACKED: units * shape.answers + tails}
@@ -114,11 +94,11 @@ def measure(subject: Subject, shape: argparse.Namespace) -> Report:
         "token_reduction": 1 - units / (shape.questions * shape.context),
         "columns": columns[UNPACKED] / columns[OURS],
         "products": work[UNPACKED] / work[OURS],
-        "seconds": {name: spread(times[:pairs]) for name, times in seconds.items()},
-        "times": ratio(seconds, UNPACKED, OURS),
-        "loss": loss,
-        "loss_error": abs(loss - plain_loss) / abs(plain_loss),
-        "gradient_error": float((gradient - plain).norm() / plain.norm()),
+        "seconds": {OURS: ours["seconds"], UNPACKED: theirs["seconds"]},
+        "times": theirs["time_ratio"],
+        "loss": ours["loss"],
+        "loss_error": theirs["loss_error"],
+        "gradient_error": theirs["gradient_error"],
     }
 
 

@@ -22,11 +22,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from benchmarks.answers import RAW_TAIL, SUBJECT, Prompt, Question, load, points, shortened
+from benchmarks.answers import RAW_TAIL, SUBJECT, chat_of, load, points, shortened
 from benchmarks.runner import Benchmark, Report
 from umim_core import UMIM
-from umim_core.baselines.methods import TokenReducer
-from umim_core.baselines.registry import find_baseline
+from umim_core.baselines.methods import Text
+from umim_core.baselines.truncation import Truncation
 from umim_core.evaluation.text_metrics import code_tests
 from umim_core.model.inputs import encode_prompts
 
@@ -117,12 +117,10 @@ def _truncated(umim: UMIM, asked: Any, saving: float) -> np.ndarray:
         ids = np.asarray(encode_prompts([asked], umim.backbone, None)[0])
         protected = np.zeros(len(ids), dtype=bool)
         protected[-RAW_TAIL:] = True
-        prompt = Prompt(ids, protected, ids[-RAW_TAIL:])
+        prompt = Text(ids, protected, ids[-RAW_TAIL:])
     else:
-        prompt = Prompt.of(Question("", asked[0]["content"], ()), umim.backbone)
-    truncation = find_baseline("truncation").make(umim.backbone, umim.matcher)
-    assert isinstance(truncation, TokenReducer)
-    return shortened(truncation, prompt, saving)
+        prompt = chat_of(asked[0]["content"], umim.backbone)
+    return shortened(Truncation(), prompt, saving)
 
 
 def figures(solved: Mapping[str, Sequence[bool]], saving: float, new_tokens: int) -> Report:

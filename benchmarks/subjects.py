@@ -28,7 +28,7 @@ from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.text.sources import JsonLines
-from umim_core.text.token_ids import segment_borders
+from umim_core.text.token_ids import Offsets, segment_borders
 from umim_core.text.tokens import first_ids, tokenize_parts
 
 RANDOM: Final = "random-llama"
@@ -148,9 +148,14 @@ def random_subject(
     backbone = random_backbone(config, dtype=dtype, device=device)
     module = untrained_module(backbone).requires_grad_(False)
     text = phrase_text(mined + tokens, config.vocab_size)
-    counts = count_ngrams(*whole_segments(text[:mined].astype(np.int32)), _TAU)
-    matcher = Matcher(RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions(tau=_TAU))))
-    return Subject(MergedModel(backbone, module, matcher), text[mined:])
+    rules = mined_rules(*whole_segments(text[:mined]), RuleOptions(tau=_TAU))
+    return Subject(MergedModel(backbone, module, Matcher(rules)), text[mined:])
+
+
+def mined_rules(ids: NDArray[np.integer], borders: Offsets, options: RuleOptions) -> RuleSet:
+    """Return the rules of ids [T] between borders of segments."""
+    counts = count_ngrams(ids.astype(np.int32), borders, options.tau)
+    return RuleSet.from_counts(counts, RuleOrigin(options=options))
 
 
 def phrase_text(tokens: int, vocab: int) -> Ids:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import distill_step, mining
-from benchmarks.answers import HALVES, LISTS, Prompt, Question, answer_shortened, points, questions
+from benchmarks.answers import HALVES, LISTS, Question, answer_shortened, points, questions
 from benchmarks.distill_step import CASTS, LIGER, OURS, PLAIN, SINGLE, Shape, StepBatch
 from benchmarks.engine import generation_sides, logits_error
 from benchmarks.examples import PROMPTS, bracketed
@@ -27,6 +27,7 @@ from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
 from support.unit_counts import units_of
 from umim_core import UMIM
+from umim_core.baselines.methods import Text
 from umim_core.baselines.registry import find_baseline
 from umim_core.errors import ConfigError
 from umim_core.mining.counting import count_ngrams
@@ -192,7 +193,7 @@ def test_every_method_realises_the_saving(tiny_umim: UMIM, name: str) -> None:
     """Of a prompt [24] whose first four and last four tokens are protected."""
     ids = np.arange(24, dtype=np.int64) % tiny_umim.backbone.vocab_size
     protected = np.arange(24) % 20 < 4
-    prompt = Prompt(ids, protected, ids[-4:])
+    prompt = Text(ids, protected, ids[-4:])
     method = find_baseline(name).make(tiny_umim.backbone, tiny_umim.matcher)
     text, saving = answer_shortened(method, prompt, 0.25, tiny_umim, new_tokens=3)
     assert saving == pytest.approx(0.25)
