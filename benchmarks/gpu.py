@@ -433,7 +433,8 @@ def measure(options: argparse.Namespace, report: Report) -> None:
         raise SystemExit("this needs a GPU, and torch sees none; --tiny runs on the processor")
     device = torch.device("cpu" if options.tiny else "cuda")
     run = Run(report, options.out, math.inf if options.tiny else LIMIT)
-    flops, bandwidth = measure_peak(device, torch.bfloat16), measure_bandwidth(device)
+    peaks = [measure_peak(device, dtype) for dtype in (torch.bfloat16, torch.float32)]
+    flops, bandwidth = max(peaks, key=lambda roof: roof.peak), measure_bandwidth(device)
     report["facts"]["device"] = device_name(device)
     report |= {"tiny": options.tiny, "new_tokens": sizes.new, "pool_bytes": sizes.pool}
     report |= {"peak_flops": flops.peak, "copied_bytes": bandwidth.peak}

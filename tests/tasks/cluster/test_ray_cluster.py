@@ -14,7 +14,6 @@ import psutil
 import pytest
 import ray
 
-from support.processes import run_command
 from tasks.cluster import guard
 from tasks.cluster.ray_cluster import (
     CHECKOUT,
@@ -74,6 +73,8 @@ def test_arguments_out_of_bounds_are_refused(arguments: dict[str, int], message:
 
 
 def _run(program: str, *words: str, **environment: str) -> CompletedProcess[str]:
+    from support.processes import run_command  # workers, which import this file, do not find it
+
     own = {"PYTHONPATH": str(CHECKOUT), **environment}
     return run_command(sys.executable, "-c", program, *words, seconds=240, without=("RAY_",), **own)
 
