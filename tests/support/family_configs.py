@@ -16,7 +16,6 @@ GROUPED = {**PLAIN, "num_key_value_heads": 2}
 SIZED = {**GROUPED, "head_dim": 4}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 BLOOM = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "n_layer": 2, "n_head": 4}
-VISION = {"hidden_size": 12, "intermediate_size": 8, "num_hidden_layers": 1, "image_size": 28}
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": POSITIONS}
 
 
@@ -93,7 +92,6 @@ EXACT: dict[str, Callable[[], PreTrainedConfig]] = {
     "arcee": _config("arcee", **GROUPED),
     "exaone4": _config("exaone4", **GROUPED, **LAYERS),
     "seed_oss": _config("seed_oss", **SIZED),
-    "gemma3": _config("gemma3", text_config=SIZED | LAYERS, vision_config=VISION),
 }
 # Families that must be refused, and what the error says.
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {

@@ -30,7 +30,6 @@ _SHORTER: Final = "Use one prompt at a time (compact positions), shorter ones, o
 def attention_window(config: PreTrainedConfig) -> int | None:
     """Return the shortest attention window of a backbone in tokens; None without windows."""
     windows: list[int] = []
-    config = config.get_text_config()
     layer_types, layer_options = get_layer_types_and_kwargs(config)
     for layer_type, options in zip(layer_types, layer_options, strict=True):
         if "sliding_window" in options and "number_of_states" not in options:

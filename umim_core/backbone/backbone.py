@@ -118,7 +118,7 @@ class Backbone:
 
     @property
     def num_layers(self) -> int:
-        return int(self.model.config.get_text_config().num_hidden_layers)
+        return int(self.model.config.num_hidden_layers)
 
     @property
     def embedding_weight(self) -> Tensor:
@@ -148,7 +148,7 @@ class Backbone:
     @property
     def max_positions(self) -> int | None:
         """Longest sequence in units, or None if the configuration names none."""
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        limit = getattr(self.model.config, "max_position_embeddings", None)
         return limit if isinstance(limit, int) else None
 
     def check_positions(
@@ -523,7 +523,7 @@ def _check_cache(backbone: Backbone, row: Tensor, short: Tensor, plain: Tensor) 
     n, m = row.shape[1], short.shape[1]
     alone = backbone.hidden(backbone.embed(short))
     ids = torch.cat([row, torch.cat([short, row[:, : n - m]], dim=1)])
-    cache = RowCache(backbone.num_layers, 2, n + 1, backbone.device)
+    cache = RowCache(backbone.model.config.num_hidden_layers, 2, n + 1, backbone.device)
     first = _cached(backbone, ids, cache)
     cache.commit(torch.tensor([n, m]))
     cache.rollback(torch.tensor([2, 1]))

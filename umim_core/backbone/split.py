@@ -72,7 +72,7 @@ def layer_range(backbone: Backbone, first: int, end: int) -> Backbone:
         if "layer_idx" in vars(module):  # the place of a layer in its cache
             vars(module)["layer_idx"] -= first
     setattr(holder, name, layers)
-    config = model.config.get_text_config()
+    config = model.config
     if (types := config.to_dict().get("layer_types")) is not None:
         config.layer_types = list(types)[first:end]
     config.num_hidden_layers = end - first
@@ -86,7 +86,7 @@ def layer_range(backbone: Backbone, first: int, end: int) -> Backbone:
 
 def layer_list(model: PreTrainedModel) -> tuple[nn.Module, str]:
     """Return the module that holds a trunk's layers, and the name that the list has there."""
-    layers: int = model.config.get_text_config().num_hidden_layers
+    layers: int = model.config.num_hidden_layers
     lists = [
         (parent, name)
         for parent in model.base_model.modules()

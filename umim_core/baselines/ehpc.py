@@ -95,7 +95,7 @@ def known_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
         "tokenizer": backbone.tokenizer_fingerprint,
         "dtype": str(backbone.dtype),
     }
-    config = backbone.model.config.get_text_config()
+    config = backbone.model.config
     layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
     return remembered(
         "evaluator-heads",

@@ -54,7 +54,7 @@ class PackedTrunk:
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
-        self._blocks = backbone.num_layers
+        self._blocks: int = backbone.model.config.num_hidden_layers
         AttentionInterface.register(_NAME, _attention_by_row)
         AttentionMaskInterface.register(_NAME, _mask_by_row)
         self._longest = self._longest_packed_row()
