@@ -65,7 +65,7 @@ _HELP: Final = {
     "shapes": "of the loss with --on embedded",
     "steps": "of the optimiser, of every row",
     "tau": "least count of an n-gram",
-    "test": "text that quality is measured on, as umim mine takes it",
+    "test": "text, or one .npy of unsigned ids, that quality is measured on",
     "tiny": "the same code on the processor, with tiny shapes",
     "tokenizer": "of the ids",
     "tokens": "read only the first so many",

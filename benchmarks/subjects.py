@@ -210,7 +210,7 @@ def write_docstrings(file: str) -> int:
         texts = (one.text for one in read_documents(Path(folder) / "built" / "train.jsonl"))
         pieces = tokenize_parts(((text, True) for text in texts), load_tokenizer(EMBEDDED))
         ids = np.concatenate([ids for ids, _ in pieces])
-        np.save(Path(folder) / "ids.npy", ids.astype(np.int32), allow_pickle=False)
+        np.save(Path(folder) / "ids.npy", ids.astype(np.uint32), allow_pickle=False)
         (Path(folder) / "ids.npy").replace(target)
     return len(ids)
 

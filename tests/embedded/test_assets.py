@@ -13,7 +13,7 @@ from umim_core.store.artifacts import sha256_file
 
 NAMES = ("umim-docs-gpt2", "umim-docs-llama")
 MAX_BYTES = 16 * 1024 * 1024
-MAX_ASSETS = 96 * 1024 * 1024  # all of them; a wheel packs them to 77 MB, PyPI takes 100
+MAX_ASSETS = 100 * 1024 * 1024  # all of them; a wheel packs them to 77 MB, PyPI takes 100
 
 
 def backbone_directory(name: str) -> Path:

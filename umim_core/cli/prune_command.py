@@ -83,7 +83,8 @@ def prune(
     """Drop the rules whose merging costs most per saved token.
 
     One pass over the text measures every rule. The damage table that it writes serves further calls
-    with other targets. The checkpoint carries the price of every rule that stays.
+    with other targets. The checkpoint carries the price of every rule that stays. Digits are
+    protected besides --protect, unless --keep-digits lets them stay.
     """
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.rules.pruning import (

@@ -251,7 +251,7 @@ class Gateway(guard.ApiServer):
             self._known_until = now + (_KNOWN_SECONDS if self._models else _UNKNOWN_SECONDS)
         first = next(iter(self._models), "")
         name = str(asked or first)
-        return name, self._models.get(name, self._models.get(first))
+        return name, self._models.get(name) or self._models.get(first)
 
     async def _forward(
         self, request: Request, path: str, body: dict[str, Any], translate: Translate | None

@@ -116,7 +116,7 @@ def export_model(
 
 @contextmanager
 def _without_deepspeed() -> Iterator[None]:
-    """Let accelerate find no DeepSpeed, unless it is loaded.
+    """Let accelerate find no DeepSpeed, in all threads of the process, unless it is loaded.
 
     It imports it, for seconds and with a warning, to see whether the saved model is wrapped in it.
     """
@@ -126,7 +126,7 @@ def _without_deepspeed() -> Iterator[None]:
         yield
     finally:
         if is_new:
-            del sys.modules["deepspeed"]
+            sys.modules.pop("deepspeed", None)
 
 
 @torch.no_grad()
