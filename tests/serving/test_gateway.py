@@ -267,6 +267,7 @@ def models(*lengths: object) -> bytes:
         (models(100), None, 100),
         (models(100), "", 100),
         (models(100, 200), "m1", 200),
+        (models(100, None), "m1", 100),
         (models(100, 200), "other", 100),
         (models(10**9), None, 1024),
     ],
