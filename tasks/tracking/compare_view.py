@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from umim_core.store.artifacts import sha256_bytes
@@ -39,7 +39,9 @@ def adaptation_view(task: str) -> str:
 
 
 def shared_view(
-    measured: Collection[str], params: Mapping[str, object], plotted: Sequence[Mapping[str, object]]
+    measured: Collection[str],
+    params: Mapping[str, object],
+    plotted: Callable[[], Sequence[Mapping[str, object]]],
 ) -> tuple[str, str] | None:
     """Return name and state of the view that shows a row, as MLflow reads it.
 
@@ -49,14 +51,16 @@ def shared_view(
     Args:
         measured: Names of the row's metrics.
         params: Its parameters.
-        plotted: Those of all rows of a comparison; what is equal in them is no axis of its plot.
+        plotted: Asks for those of all rows of a comparison; what is equal in them is no axis of its
+            plot.
 
     Returns:
         None if the row lacks what the plots are about.
     """
     if set(_AGREEMENT) <= set(measured):
         metrics = [*_AGREEMENT, *([_ACCURACY] if _ACCURACY in measured else [])]
-        values = ((name, {row[name] for row in plotted if name in row}) for name in _AXES)
+        compared = plotted()
+        values = ((name, {row[name] for row in compared if name in row}) for name in _AXES)
         plot = {
             "type": "PARALLEL",
             "selectedParams": [name for name, found in values if len(found) > 1],

@@ -249,12 +249,14 @@ class Tracker:
         points, time_ms = _final(metrics), _now()
         title = f"{name} · {recipe}" if recipe else name
 
+        def plotted() -> list[dict[str, str]]:
+            found = self.client.search_runs([self.experiment_id], PLOTTED, max_results=MOST_ROWS)
+            return [run.data.params for run in found]
+
         def write() -> None:
             of = {SOURCE_TAG: source}
             of["umim.pipeline"] = self._pipeline(pipeline, time_ms).info.run_id
             self.record("comparison", key, title, shown, points, of, time_ms=time_ms)
-            found = self.client.search_runs([self.experiment_id], PLOTTED, max_results=MOST_ROWS)
-            plotted = [run.data.params for run in found]
             view = shared_view({measured for measured, _, _ in points}, flatten(shown), plotted)
             if view is not None:  # a link can ask for it by its name
                 self.client.set_experiment_tag(
