@@ -24,7 +24,7 @@ from support.training_processes import run_ranks
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.control import fresh_control
 from umim_core.adaptation.preference import ending_scores
-from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.recipe import DistillConfig, PreferenceConfig
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.merged_model import MergedModel
@@ -79,12 +79,13 @@ def seven() -> list[EncodedQuestion]:
 def test_micro_batches_change_neither_loss_nor_gradient(
     tiny_backbone: Backbone, micro_batch: int, kind: str
 ) -> None:
+    backbone = wrap_backbone(copy.deepcopy(tiny_backbone.model).double(), None)
     indices, results = [6, 0, 4, 2, 1, 3, 5], []
     for size in (None, micro_batch):
         if kind == "module":
-            objective = of_module(tiny_backbone, seven(), size)
+            objective = of_module(backbone, seven(), size)
         else:
-            control = fresh_control(kind, tiny_backbone, seed=5)
+            control = fresh_control(kind, backbone, seed=5)
             objective = preference(
                 control.module, control.merged_model, seven(), batch_size=5, micro_batch=size
             )
@@ -94,7 +95,7 @@ def test_micro_batches_change_neither_loss_nor_gradient(
     assert found == pytest.approx(loss, abs=1e-5) and abs(loss / 7 - math.log(2)) > 1e-2
     for name, value in wanted.items():
         assert kind != "module" or float(value.abs().max()) > 1e-4, name
-        torch.testing.assert_close(gradients[name], value, atol=1e-5, rtol=1e-5, msg=name)
+        torch.testing.assert_close(gradients[name], value, atol=1e-6, rtol=1e-5, msg=name)
 
 
 def test_no_more_questions_than_a_micro_batch_are_scored_at_once(

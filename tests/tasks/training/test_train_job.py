@@ -100,9 +100,8 @@ def test_adaptation_keeps_the_rows_of_the_rules_that_stay(
         start_model(start, backbone, longer)
 
 
-def test_preferences_are_measured_with_the_positions_given(
-    job: TrainJob, backbone: Backbone, tmp_path: Path
-) -> None:
+def test_preferences_are_measured_with_the_positions_given(job: TrainJob, tmp_path: Path) -> None:
+    backbone = load_backbone(job.backbone, dtype="float64")
     path, policies = tmp_path / "questions.jsonl", ("compact", "preserved")
     question = {"context": "w8 w1 w2 w3 w4 w5", "choices": ["w6 w9", "w7"], "gold": 0}
     path.write_text(json.dumps(question) + "\n", encoding="utf-8")
@@ -133,7 +132,7 @@ def test_preferences_are_measured_with_the_positions_given(
             after = ending_scores(questions, model)
             found.append(objective([0]).total.item())
         expected.append(preference_loss(after, before, [0], beta=5.0).item())
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert found == pytest.approx(expected, abs=1e-6)
     assert abs(found[0] - found[1]) > 1e-5
 
 
