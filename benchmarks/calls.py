@@ -229,9 +229,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
     umim = load(options, report)
     questions = list(read_questions(options.bfcl, options.sets, options.most, options.after))
     require(bool(questions), CorpusError, "--after and --most must leave questions", "none")
-    report |= {"questions": len(questions), "sets": options.sets, "after": options.after}
-    report |= {"new_tokens": _NEW}
-    report |= {"longest": umim.rules.longest, "form": umim.checkpoint.config.form(), "sides": []}
+    report |= {"questions": len(questions), "sets": options.sets, "new_tokens": _NEW}
+    report |= {"after": options.after, "longest": umim.rules.longest}
+    report |= {"form": umim.checkpoint.config.form(), "sides": []}
 
     few = spread_rows(len(questions), options.few)
     whole = list(range(len(questions)))
