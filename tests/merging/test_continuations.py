@@ -40,6 +40,17 @@ def test_mask_of_the_worked_layout() -> None:
     ]
 
 
+def test_base_scores_equal_the_models_own_forward(backbone: Backbone) -> None:
+    context, endings = ids(1, 2, 3), [ids(4, 5, 6), ids(7)]
+    [scores] = score_continuations([context], [endings], MergedModel.without_merging(backbone))
+    for ending, score in zip(endings, scores, strict=True):
+        whole = torch.tensor([*context.tolist(), *ending.tolist()])
+        logits = backbone.model(input_ids=whole[None]).logits[0, len(context) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(ending)[:, None])[:, 0]
+        assert torch.allclose(score.log_probs, expected, atol=1e-12)
+        assert score.greedy.tolist() == (logits.argmax(-1) == torch.tensor(ending)).tolist()
+
+
 def test_preserved_positions_fill_the_backbone_sooner() -> None:
     small = random_backbone(vocab_size=23, max_position_embeddings=6)
     module, matcher = MergeModule(16), Matcher(RuleSet.from_spans([(2, 3, 4)]))
@@ -49,6 +60,16 @@ def test_preserved_positions_fill_the_backbone_sooner() -> None:
         score_continuations(
             [context], [endings], placed(MergedModel(small, module, matcher), "preserved")
         )
+
+
+@pytest.mark.parametrize(
+    ("context", "endings"), [(ids(), [ids(1)]), (ids(1), []), (ids(1), [ids(1), ids()])]
+)
+def test_empty_parts_are_refused(
+    backbone: Backbone, context: np.ndarray, endings: list[np.ndarray]
+) -> None:
+    with pytest.raises(EvaluationError, match="at least one token"):
+        score_continuations([context], [endings], MergedModel.without_merging(backbone))
 
 
 @pytest.mark.parametrize("positions", ["compact", "preserved"])

@@ -94,6 +94,21 @@ def test_sees_the_order_exactly_if_its_form_says_so(form: str, torch_rng: torch.
         assert torch.pdist(outs, p=torch.inf).min().item() > 1e-2
 
 
+@EVERY
+@pytest.mark.parametrize("repeated", ["a aa aaa", "ab abab"])
+def test_sees_repetition_exactly_if_it_sees_the_order(
+    form: str, repeated: str, torch_rng: torch.Generator
+) -> None:
+    letters = dict(zip("ab", spans_of(2, 1, 16, torch_rng)[:, 0], strict=True))
+    outs = [
+        MODULES[form](torch.stack([letters[c] for c in word])[None], torch.tensor([len(word)]))
+        for word in repeated.split()
+    ]
+    blind = ModuleForm(**FORMS[form]).permutation_invariant
+    for out in outs[1:]:
+        assert bool(torch.allclose(out, outs[0], rtol=0, atol=1e-4)) == blind
+
+
 @ALONE
 def test_initialise_gives_outputs_the_scale_of_the_embeddings(
     form: str, torch_rng: torch.Generator

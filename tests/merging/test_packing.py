@@ -1,14 +1,15 @@
-"""Units that cannot be packed, and the layout of a worked example."""
+"""Packing and unit embeddings against naive constructions."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
@@ -25,10 +26,80 @@ def pack(rows: list[list[int]], units: list[list[int]]) -> PackedUnits:
     return pack_rows([np.array(row, dtype=np.int32) for row in rows], [cut(u) for u in units])
 
 
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]]]:
+    units = draw(st.lists(st.lists(st.integers(1, 4), max_size=8), max_size=5))
+    return [[draw(st.integers(0, 3)) for _ in range(sum(row))] for row in units], units
+
+
 def module_for(backbone: Backbone) -> MergeModule:
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(2))
     return module.requires_grad_(False)
+
+
+@given(case=batches())
+def test_every_field_equals_the_naive_construction(
+    case: tuple[list[list[int]], list[list[int]]],
+) -> None:
+    rows, units = case
+    packed = pack(rows, units)
+    longest = max((len(row) for row in units), default=0)
+    assert packed.token_ids.shape == (len(rows), longest)
+    used: set[int] = set()
+    for b, (ids, sizes) in enumerate(zip(rows, units, strict=True)):
+        assert packed.unit_counts[b] == len(sizes)
+        assert packed.raw_counts[b] == len(ids)
+        position = 0
+        for s in range(longest):
+            index = int(packed.span_index[b, s])
+            if s >= len(sizes):
+                fields = (packed.token_ids, packed.starts, packed.lengths, packed.attention_mask)
+                assert [int(field[b, s]) for field in fields] == [0, 0, 0, 0]
+                assert index == -1
+                continue
+            span = ids[position : position + sizes[s]]
+            assert packed.starts[b, s] == position
+            assert packed.lengths[b, s] == sizes[s]
+            assert bool(packed.attention_mask[b, s])
+            if sizes[s] == 1:
+                assert (int(packed.token_ids[b, s]), index) == (span[0], -1)
+            else:
+                padded = span + [0] * (packed.span_ids.shape[1] - len(span))
+                assert packed.span_ids[index].tolist() == padded
+                assert packed.span_lengths[index] == sizes[s]
+                assert packed.token_ids[b, s] == 0
+                used.add(index)
+            position += sizes[s]
+    assert used == set(range(len(packed.span_ids)))
+
+
+@pytest.mark.parametrize(
+    "units",
+    [[[1] * 6, [1] * 3], [[4, 2], [3]], [[2, 1, 3], [1, 2]], [[1, 1, 4], [3]], [[3, 3], [1, 1, 1]]],
+    ids=["no-span", "all-spans", "mixed", "long-last", "one-row"],
+)
+def test_embeddings_equal_the_naive_construction(
+    tiny_backbone: Backbone, units: list[list[int]]
+) -> None:
+    rows = [[3, 1, 4, 1, 5, 9], [2, 6, 5]]
+    module = module_for(tiny_backbone)
+    got = MergedModel(tiny_backbone, module, None).embed(pack(rows, units))
+    for b, (ids, sizes) in enumerate(zip(rows, units, strict=True)):
+        position = 0
+        for s, size in enumerate(sizes):
+            table = tiny_backbone.embedding_weight[ids[position : position + size]]
+            want = table[0] if size == 1 else module(table[None], torch.tensor([size]))[0]
+            assert torch.allclose(got[b, s], want, rtol=0, atol=1e-6)
+            assert size > 1 or torch.equal(got[b, s], want)
+            position += size
+
+
+def test_without_spans_no_module_is_needed(tiny_backbone: Backbone) -> None:
+    packed = pack([[1, 2], [3]], [[1, 1], [1]])
+    got = MergedModel.without_merging(tiny_backbone).embed(packed)
+    assert torch.equal(got, tiny_backbone.embed(packed.token_ids))
+    assert packed.span_ids.shape[0] == 0
 
 
 def test_spans_without_a_module_are_refused(tiny_llama: Backbone) -> None:
@@ -57,6 +128,16 @@ def test_surrogates_have_the_type_of_the_backbone_and_reach_the_module(
     assert module.query.grad.abs().max() > 0
 
 
+def test_gradients_flow_to_merged_units_only(tiny_llama: Backbone) -> None:
+    module = module_for(tiny_llama).requires_grad_(True)
+    embeddings = MergedModel(tiny_llama, module, None).embed(pack([[1, 2, 3]], [[2, 1]]))
+    raw = torch.autograd.grad(embeddings[0, 1].sum(), module.linear_o.weight, retain_graph=True)[0]
+    # of a LayerNorm's output any sum over all components is constant
+    merged = torch.autograd.grad(embeddings[0, 0, 0], module.linear_o.weight)[0]
+    assert raw.count_nonzero() == 0
+    assert merged.count_nonzero() > 0
+
+
 @pytest.mark.parametrize(
     ("starts", "lengths", "message"),
     [
@@ -75,24 +156,3 @@ def test_units_that_do_not_cover_their_row_are_refused(
     units = np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
     with pytest.raises(CorpusError, match=message):
         pack_rows([np.arange(4)], [units])
-
-
-def layout_of(ids: list[int], *spans: tuple[int, ...]) -> BranchLayout:
-    matcher, row = Matcher(RuleSet.from_spans(spans)), np.array(ids)
-    return branch_layout(pack_rows([row], [matcher.segment(row)]), matcher, "compact")
-
-
-def test_layout_of_the_worked_example_with_a_rule_inside_another() -> None:
-    layout = layout_of([0, 1, 2, 3, 4], (1, 2), (1, 2, 3, 4))
-    assert layout.trunk.tolist() == [[True, False, False, False, True]]
-    assert layout.lengths.tolist() == [[1, 1, 2, 1, 4]]
-    assert layout.positions.tolist() == [[0, 1, 1, 2, 1]]
-    assert layout.span_ids.tolist() == [[1, 2, 0, 0], [1, 2, 3, 4]]
-    assert layout.surrogate.tolist() == [[-1, -1, 0, -1, 1]]
-    assert (layout.mask(torch.float32)[0, 0] == 0).int().tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 0, 1, 0, 0],
-        [1, 0, 1, 1, 0],
-        [1, 0, 0, 0, 1],
-    ]
