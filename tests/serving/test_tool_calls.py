@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.serving.openai_api import ChatPrompt
 from umim_core.serving.tool_calls import CallForm, Calls
-from umim_core.text import template_process
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -282,9 +280,7 @@ def test_a_template_says_how_calls_look(template: Any, known: bool) -> None:
     assert (CallForm.of(tokenizer) is not None) == known
 
 
-def test_a_response_template_says_how_a_reply_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_response_template_says_how_a_reply_is_read() -> None:
     tokenizer = load_tokenizer("umim-docs-llama")
     tokenizer.response_template = QWEN
     form = CallForm.of(tokenizer)
@@ -296,9 +292,3 @@ def test_a_response_template_says_how_a_reply_is_read(
         assert read([text], form) == (text, [])
     shown = CallForm(QWEN, frozenset({"<tool_call>"}))  # special tokens, which others never see
     assert read(["a <tool_call>{"], shown) == ("a {", [])
-    program = tmp_path / "python"  # a pattern that does not end is ended by the timer
-    program.write_text("#!/bin/sh\nread request\nkill -PROF $$\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(template_process, "_writers", {})
-    monkeypatch.setattr(sys, "executable", str(program))
-    assert read(["a" * 60], form) == ("a" * 60, [])

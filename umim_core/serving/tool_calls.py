@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.errors import GenerationError
 from umim_core.serving.openai_api import ChatPrompt, bad_field
-from umim_core.text.template_process import parse_reply, template_for
+from umim_core.text.templates import parse_reply, template_for
 from umim_core.text.text_stream import begun
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
