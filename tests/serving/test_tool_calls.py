@@ -210,22 +210,11 @@ def test_a_model_without_calls_refuses_tools(umim: UMIM, dropped: str) -> None:
         assert post(url, CHAT, messages=[USER], tools=[], max_tokens=1).status_code == 200
 
 
-FORM = CallForm(None, frozenset())
-# As transformers has it for Qwen.
-QWEN: dict[str, Any] = {
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "tool_calls": {
-            "open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True,
-            "content": "json", "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close_pattern": r"\s*<\|im_end\|>", "content": "text"},
-    },
-}  # fmt: skip
+FORM = CallForm(frozenset())
 
 
-def read(pieces: list[str], form: CallForm = FORM) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    calls = Calls.of(ChatPrompt.model_validate({"messages": [USER], "tools": TOOLS}), form)
+def read(pieces: list[str]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    calls = Calls.of(ChatPrompt.model_validate({"messages": [USER], "tools": TOOLS}), FORM)
     assert calls is not None
     reader, content, found = calls.reader(), "", list[dict[str, Any]]()
     for number, text in enumerate(pieces):
@@ -278,17 +267,3 @@ def test_a_template_says_how_calls_look(template: Any, known: bool) -> None:
     tokenizer = load_tokenizer("umim-docs-llama")
     tokenizer.chat_template = template
     assert (CallForm.of(tokenizer) is not None) == known
-
-
-def test_a_response_template_says_how_a_reply_is_read() -> None:
-    tokenizer = load_tokenizer("umim-docs-llama")
-    tokenizer.response_template = QWEN
-    form = CallForm.of(tokenizer)
-    assert form is not None and form.template == QWEN
-    assert read(["I see.\n", call("add", x=1), call("stop")], form) == (
-        "I see.", [("add", {"x": 1}), ("stop", {})],
-    )  # fmt: skip
-    for text in ("Fine.", "a <tool_call>{", call("delete")):
-        assert read([text], form) == (text, [])
-    shown = CallForm(QWEN, frozenset({"<tool_call>"}))  # special tokens, which others never see
-    assert read(["a <tool_call>{"], shown) == ("a {", [])

@@ -1,4 +1,4 @@
-"""Templates of chats and replies, run by transformers in the sandbox that it has for them."""
+"""Templates of chats, run by transformers in the sandbox that it has for them."""
 
 from __future__ import annotations
 
@@ -69,16 +69,6 @@ def rendered(
             **names,
         )
         return str(written[0][0])
-
-
-def parse_reply(
-    text: str, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return a reply as a message, read by transformers by a tokenizer's response template."""
-    from transformers.utils.chat_parsing import parse_response  # slow to import
-
-    with _typed_faults():
-        return parse_response(text, dict(template), prefix="", tools=[*map(dict, tools)])
 
 
 @contextmanager
