@@ -220,10 +220,14 @@ def load(options: argparse.Namespace, report: Report) -> UMIM:
     return umim
 
 
+def difference(own: Sequence[float], base: Sequence[float]) -> dict[str, float | None]:
+    """Return the difference of two means over the same questions, with its paired error."""
+    return {"mean": mean(own) - mean(base), "std": mean_difference_error(own, base)}
+
+
 def points(right: Sequence[bool], base: Sequence[bool]) -> dict[str, float | None]:
     """Return the difference to the base model in per cent of questions."""
-    own, theirs = ([100.0 * one for one in side] for side in (right, base))
-    return {"mean": mean(own) - mean(theirs), "std": mean_difference_error(own, theirs)}
+    return difference(*([100.0 * one for one in side] for side in (right, base)))
 
 
 def run(options: argparse.Namespace, report: Report) -> None:

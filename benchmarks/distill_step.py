@@ -1,13 +1,21 @@
-"""The distillation step against a plain one that holds all logits, and Liger.
+"""The distillation step against a plain one that holds all logits, Liger, and its bounds.
 
     python -m benchmarks.distill_step --out docs/results/distill_step.json
     python -m benchmarks.distill_step --ids tokens.npy --shapes embedded --rounds 3
+    python -m benchmarks.distill_step --on smollm2
 
-First the loss alone, on random states of three shapes; then whole steps of the embedded backbone on
-text. All sides get the same input, and their losses and gradients are compared in the run.
+On the embedded backbone: first the loss alone, on random states of three shapes; then whole steps
+on text. All sides get the same input, and their losses and gradients are compared in the run.
 Memory is the growth of the peak of a process that computes one side once. Gates (P3): loss within
 1e-5 and gradient within 1e-4 of the plain step in float32, memory of the loss at most a fifth, time
 at most 1.1 times the plain one. Liger takes part where it is installed.
+
+On SmolLM2-135M: bfloat16 products, the same with weights cast for every product as autocast does by
+itself (equal bits are required), and float32. Bound: the step's products (teacher, student and its
+backward pass to the inputs, three with the head) at the best rate of the machine's own products of
+that data type. Gate (P8): at most 6 s a step on the faster of both data types.
+
+``benchmarks.gpu`` has both on a GPU.
 """
 
 from __future__ import annotations
@@ -40,26 +48,34 @@ from benchmarks.runner import (
     spread,
 )
 from benchmarks.subjects import (
+    CHECKPOINT,
     CORPUS_OPTIONS,
     EMBEDDED,
     Ids,
+    general_text,
     ids_file,
     open_ids,
     untrained_module,
 )
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.shape import BackboneShape
 from umim_core.errors import CorpusError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation, pack_rows
 from umim_core.model.umim import UMIM
+from umim_core.throughput.roofline import measure_peak
 from umim_core.training.loss import DEFAULT_CHUNK, aligned_rows, distill_loss
+from umim_core.training.packed_trunk import PackedTrunk
 from umim_core.training.step import DistillModel
 
 OURS, PLAIN, LIGER = "ours", "plain", "Liger"
+CASTS, SINGLE = "ours, weights cast for every product", "ours, float32"
 LENGTH: Final = 512  # tokens of a segment
 LOSS_ERROR, GRADIENT_ERROR = 1e-5, 1e-4
 MEMORY_SHARE, TIME_RATIO = 0.2, 1.1
+STEP_SECONDS: Final = 6.0  # of SmolLM2
+ROWS: Final = {"embedded": 8, "smollm2": 4}
 Result = tuple[float, Tensor]  # mean loss, gradient
 Side = Callable[[], Result]
 
@@ -79,6 +95,7 @@ SHAPES: Final = {
     "Llama-3.2-1B": Shape(1024, 2048, 128_256),
 }
 _TINY: Final = Shape(64, 64, 512)
+_CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -143,12 +160,19 @@ def full_logits_loss(student: Tensor, teacher: Tensor) -> Tensor:
     )
 
 
-def loss_sides(shape: Shape) -> dict[str, Side]:
+def loss_sides(
+    shape: Shape, device: torch.device = _CPU, dtype: torch.dtype = torch.float32
+) -> dict[str, Side]:
     """Return every side's mean KL(teacher || student) and its gradient by the student [R, d]."""
-    normal = partial(torch.randn, generator=torch.Generator().manual_seed(0))
-    weight = normal(shape.vocab, shape.hidden) * (2.0 * shape.hidden**-0.5)
-    teacher = normal(shape.rows, shape.hidden)
-    student = teacher + 0.3 * normal(shape.rows, shape.hidden)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, device=device)
+
+    weight = (normal(shape.vocab, shape.hidden) * (2.0 * shape.hidden**-0.5)).to(dtype)
+    states = normal(shape.rows, shape.hidden)
+    student = (states + 0.3 * normal(shape.rows, shape.hidden)).to(dtype)
+    teacher = states.to(dtype)
 
     def side(mean: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Side:
         """Return the loss to show, and the gradient of the loss to train by."""
@@ -166,21 +190,38 @@ def loss_sides(shape: Shape) -> dict[str, Side]:
         return loss.kl / shape.rows, loss.total / shape.rows
 
     def plain(leaf: Tensor) -> tuple[Tensor, Tensor]:
-        logits = (F.linear(states, weight) for states in (leaf, teacher))
+        logits = (F.linear(states, weight).float() for states in (leaf, teacher))
         loss = full_logits_loss(*logits) / shape.rows
         return loss, loss
 
     def liger(leaf: Tensor) -> tuple[Tensor, Tensor]:
         from liger_kernel.chunked_loss.jsd_loss import LigerFusedLinearJSDFunction
 
-        labels = torch.zeros(shape.rows, dtype=torch.int64)
+        labels = torch.zeros(shape.rows, dtype=torch.int64, device=device)
         head = (leaf, weight, teacher, weight, labels, None, None)
-        options = (0.0, 1.0, 0.0, -100, 1.0, False, DEFAULT_CHUNK["cpu"])
+        on_gpu = device.type != "cpu"  # there it is compiled, as its authors mean it
+        options = (0.0, 1.0, 0.0, -100, 1.0, on_gpu, DEFAULT_CHUNK["gpu" if on_gpu else "cpu"])
         loss = LigerFusedLinearJSDFunction.apply(*head, *options)
         return loss, loss
 
     found = {OURS: side(ours), PLAIN: side(plain)}
     return found | ({LIGER: side(liger)} if liger_version() else {})
+
+
+class CastingModel(DistillModel):
+    """The step as autocast alone makes it: weights are cast for every product."""
+
+    def __init__(self, merged_model: MergedModel) -> None:
+        super().__init__(merged_model, autocast=True)
+        with self._precision():
+            self._trunk = PackedTrunk(merged_model.backbone)
+
+
+def step_of(batch: StepBatch, model: DistillModel) -> Result:
+    """Return the mean loss of a step and the gradient of the module's weights."""
+    loss = model(batch.rows, batch.cuts)
+    mean = loss.total / loss.weight
+    return float(mean.detach()), gradient_of(mean, batch.module)
 
 
 def step_sides(batch: StepBatch, *, autocast: bool) -> dict[str, Side]:
@@ -255,9 +296,47 @@ def measure_step(ids: Path, rows: int, rounds: int) -> Report:
     return batch.sizes() | {"precisions": precisions}
 
 
+def step_flops(shape: BackboneShape, raw: int, units: int, length: int = LENGTH) -> float:
+    """Return the work of a step's products, those of the merge module left out: they are few.
+
+    A teacher forward, the student's and its gradient by the inputs, causal attention, and three
+    products with the head.
+    """
+    per_unit = 2.0 * shape.layers * shape.query_width * length
+    attention = per_unit * raw + 3.0 * per_unit * units**2 / raw  # the student's rows are shorter
+    products = shape.block_weights * (2.0 * raw + 4.0 * units)
+    return products + attention + 6.0 * units * shape.head_weights
+
+
+def measure_precisions(batch: StepBatch, rounds: int) -> Report:
+    """Time a step in every precision in turn, against the bound of its products."""
+    models = {
+        OURS: DistillModel(batch.merged_model, autocast=True),
+        CASTS: CastingModel(batch.merged_model),
+        SINGLE: DistillModel(batch.merged_model),
+    }
+    sides = {name: partial(step_of, batch, model) for name, model in models.items()}
+    found, sizes = compare(sides, rounds, to=SINGLE), batch.sizes()
+    shape = BackboneShape.of_config(batch.backbone.model.config)
+    flops = step_flops(shape, sizes["tokens"], sizes["units"])
+    single, half = (flops / measure_peak(_CPU, d).peak for d in (torch.float32, torch.bfloat16))
+    for name, figures in found.items():
+        bound = single if name == SINGLE else half
+        figures |= {"over_bound": figures["seconds"]["median"] / bound, "bound_seconds": bound}
+    (loss, gradient), (cast_loss, cast_gradient) = sides[OURS](), sides[CASTS]()
+    same = loss == cast_loss and torch.equal(gradient, cast_gradient)
+    return sizes | {"precisions": {"bfloat16 and float32": found}, "equal": same}
+
+
 def gates(report: Report) -> dict[str, Gate]:
     judged: dict[str, Gate] = {}
     precisions = report["step"]["precisions"]
+    if report["on"] == "smollm2":
+        (sides,) = precisions.values()
+        seconds = min(sides[name]["seconds"]["median"] for name in (OURS, SINGLE))
+        judged["seconds_a_step"] = at_most(seconds, STEP_SECONDS)
+        judged["held_weights_error"] = at_most(float(not report["step"]["equal"]), 0.0)
+        return judged
     measured = {f"loss_{name}": loss["sides"] for name, loss in report["losses"].items()}
     for name, sides in (measured | {"step": precisions["float32"]}).items():
         ours = sides[OURS]
@@ -270,16 +349,28 @@ def gates(report: Report) -> dict[str, Gate]:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    rounds = options.rounds
-    report["liger"] = liger_version()
-    report["losses"] = {name: measure_loss(SHAPES[name], rounds) for name in options.shapes}
-    report["step"] = measure_step(ids_file(options), options.rows, rounds)
+    rounds, rows = options.rounds, options.rows or ROWS[options.on]
+    report |= {"on": options.on, "liger": liger_version(), "losses": {}}
+    if options.on == "embedded":
+        report["losses"] = {name: measure_loss(SHAPES[name], rounds) for name in options.shapes}
+        report["step"] = measure_step(ids_file(options), rows, rounds)
+    else:
+        umim, tokens = UMIM.from_pretrained(options.checkpoint, dtype="float32"), rows * LENGTH
+        batch = StepBatch.of(umim, general_text(umim, tokens)[1][:tokens])
+        report["step"] = measure_precisions(batch, rounds)
 
 
 BENCHMARK: Final = Benchmark(
     name="distill_step",
     doc=__doc__,
-    options=CORPUS_OPTIONS | {"shapes": tuple(SHAPES), "rows": 8, "rounds": 10},
+    options=CORPUS_OPTIONS
+    | {
+        "on": {"choices": tuple(ROWS), "default": "embedded"},
+        "shapes": tuple(SHAPES),
+        "checkpoint": CHECKPOINT,
+        "rows": int,
+        "rounds": 10,
+    },
     measure=run,
     gates=gates,
     equal=no_error_gate_missed,

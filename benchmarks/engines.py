@@ -37,7 +37,7 @@ from umim_core.model.umim import UMIM
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.sources import JsonLines, iter_documents
-from umim_core.text.templates import Chat
+from umim_core.text.template_process import Chat
 
 SPEEDUP: Final = 1.2  # least, at
 REDUCTION: Final = 0.2

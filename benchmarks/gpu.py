@@ -1,4 +1,4 @@
-"""Merging on a GPU: exactness, and speed against bounds.
+"""Merging on a GPU, in six minutes: exactness, speed against bounds, a fixed KV pool.
 
     python -m benchmarks.gpu --out docs/results/gpu.json
     python -m benchmarks.gpu --tiny      the same code on the processor, in seconds
@@ -9,11 +9,16 @@ Weights are random and made on the device; nothing is loaded. The parts, in orde
                    batches, merged at the input or inside with adapters, in both data types
     prefill        Llama-3.1-8B's shape: speed-up by given token reductions against its bound, and
                    by natural rules, of which matching and merging take a share
-    decode         the same while decoding
+    decode         the same while decoding, and the bytes that it reads against those of a copy
+    pool           how many requests a fixed pool of keys and values holds, and how fast they are
+    distillation   the loss with its head, and a step of Llama-3.2-1B's shape, against their bounds
 
-Settings are measured one after the other, the smallest first, and results are written after each. A
+A part has a share of the time and measures one setting after the other, the smallest first; one
+that it has probably no time for is left out by name. Results are written after each setting. A
 figure above a ceiling of the device, or another error of a setting, fails the run; the others are
-measured all the same.
+measured all the same. Gates of distillation (P3, on an H200): time of the loss at most 1.35 times
+its bound and Liger's at least 1.3 times ours, at most 2 GB on top of its inputs, and a step at 45 %
+of the device's peak; either one left out is a gate missed.
 
 The engine launches its kernels one by one. CUDA graphs replay fixed shapes and addresses, and here
 the view of the cache grows with every token: there are none, and launches bound decoding few rows.
@@ -22,9 +27,11 @@ the view of the cache grows with every token: there are none, and launches bound
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -34,96 +41,178 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.distill_step import (
+    LIGER,
+    OURS,
+    Result,
+    Shape,
+    Side,
+    StepBatch,
+    compare,
+    loss_sides,
+    step_flops,
+    step_of,
+)
 from benchmarks.engine import merging_shares
 from benchmarks.runner import (
     Benchmark,
     Gate,
     Report,
+    alternate,
+    at_least,
     at_most,
     device_name,
     no_error_gate_missed,
     save,
+    spread,
     timed,
 )
-from benchmarks.subjects import Ids, Subject, llama_config, random_backbone, random_subject
+from benchmarks.subjects import (
+    Ids,
+    Subject,
+    llama_config,
+    random_backbone,
+    random_subject,
+    untrained_module,
+)
 from umim_core.backbone.backbone import state_difference, state_tolerance
 from umim_core.backbone.shape import BackboneShape
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.config.form import ModuleForm
 from umim_core.errors import UmimError
+from umim_core.inference.batch import Batch
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward
+from umim_core.inference.prefix_store import PrefixStore
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput.break_even import Phase, ThroughputRow
-from umim_core.throughput.roofline import Roofline, measure_peak
-from umim_core.throughput.throughput import measure_throughput
+from umim_core.throughput.roofline import (
+    ForwardCost,
+    Roofline,
+    measure_bandwidth,
+    measure_peak,
+    synchronize,
+)
+from umim_core.throughput.throughput import EVERYWHERE, FixedSpans, measure_throughput
+from umim_core.training.step import DistillModel, step_memory
 
+LIMIT: Final = 360.0  # seconds of a run
+SHARES: Final = {  # of them; what a part does not need goes to those behind it
+    "exactness": 0.1,
+    "prefill": 0.42,  # with the making of the model
+    "decode": 0.2,
+    "pool": 0.2,
+    "distillation": 0.08,
+}
+GROWTH: Final = 2.5  # times that a setting takes of the one before it, at most
+MERGED: Final = 0.4  # token reduction of the pool's requests, and of distillation's rows
+OVER_BOUND, OVER_LIGER, EXTRA_BYTES, MFU = 1.35, 1.3, 2e9, 0.45  # of distillation
+ROUNDED: Final = 5e-2  # the plain side of the loss rounds its logits to bfloat16
 FORMS: Final = {
     "at the input": ModuleForm(),
     "inside, adapters": ModuleForm(
         residual="last", unit_positions="preserved", merge_depth=1, adapter_rank=8
     ),
 }
-LLAMA_8B: Final = BackboneShape(
-    hidden_size=4096,
-    intermediate_size=14_336,
-    layers=32,
+LLAMA_1B: Final = BackboneShape(
+    hidden_size=2048,
+    intermediate_size=8192,
+    layers=16,
     heads=32,
     kv_heads=8,
-    head_dim=128,
+    head_dim=64,
     vocab_size=128_256,
-    tied=False,
+    tied=True,
     gated_mlp=True,
 )
-_FEW_LAYERS: Final = LLAMA_8B.model_copy(
-    update={"hidden_size": 2048, "intermediate_size": 8192, "layers": 4, "head_dim": 64}
-    | {"vocab_size": 64, "tied": True}
+LLAMA_8B: Final = LLAMA_1B.model_copy(
+    update={"hidden_size": 4096, "intermediate_size": 14_336, "layers": 32}
+    | {"head_dim": 128, "tied": False}
 )
-_SMALL: Final = _FEW_LAYERS.model_copy(
+_LLAMA_8B_HEAD: Final = Shape(8192, 4096, 128_256)
+_FEW_LAYERS: Final = LLAMA_1B.model_copy(update={"layers": 4, "vocab_size": 64})
+_SMALL: Final = LLAMA_1B.model_copy(
     update={"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 4}
-    | {"kv_heads": 2, "head_dim": 8}
+    | {"kv_heads": 2, "head_dim": 8, "vocab_size": 64}
 )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: shapes of models, tokens of prompts, rows."""
+    """What is measured: shapes of models and of the loss, tokens of prompts, rows, bytes."""
 
     exact: BackboneShape = _FEW_LAYERS
     engine: BackboneShape = LLAMA_8B
+    step: BackboneShape = LLAMA_1B
+    head: Shape = _LLAMA_8B_HEAD
     prefill: tuple[int, ...] = (1024, 4096, 16_384, 32_768)
     reductions: tuple[float, ...] = (0.2, 0.4, 0.6)
     decode: tuple[int, ...] = (1, 16, 64)  # rows behind prompts of prefill[0]
     new: int = 16
+    pool: int = 16 << 30
+    requests: tuple[int, ...] = (8192, 32_768)
+    step_rows: int = 16
+    step_length: int = 1024
     pairs: int = 3
     mined: int = 400_000  # tokens that the natural rules are mined on
 
 
 TINY: Final = Sizes(
-    exact=_SMALL, engine=_SMALL, prefill=(16, 48), decode=(1, 3), new=4, pairs=1, mined=4_000
+    exact=_SMALL,
+    engine=_SMALL,
+    step=_SMALL,
+    head=Shape(64, 32, 256),
+    prefill=(16, 48),
+    decode=(1, 3),
+    new=4,
+    pool=40_000,
+    requests=(32, 96),
+    step_rows=2,
+    step_length=32,
+    pairs=1,
+    mined=4_000,
 )
 
 
-def measure_part(
-    report: Report,
-    out: Path | None,
-    name: str,
-    settings: Iterable[tuple[Any, ...]],
-    measure: Callable[..., list[Report]],
-) -> None:
-    """Measure the settings of a part, each of which gives rows, and write what there is."""
-    rows = report[name] = list[Report]()
-    for setting in settings:
-        try:
-            rows += measure(*setting)
-        except (UmimError, RuntimeError) as error:  # torch's are, without memory too
-            label = " ".join(map(str, (name, *setting)))
-            report["failed"].append({"setting": label, "error": str(error)})
-        save(report, out)
+@dataclass
+class Run:
+    """A run under way: measures its parts within their time, and writes what it has."""
+
+    report: Report
+    out: Path | None
+    limit: float = LIMIT  # seconds
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.report |= {"left_out": [], "failed": []}
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def part(
+        self, name: str, settings: Iterable[tuple[Any, ...]], measure: Callable[..., list[Report]]
+    ) -> None:
+        """Measure the settings of a part that there is time for; each gives rows."""
+        rows = self.report[name] = list[Report]()
+        before = list(SHARES)[: list(SHARES).index(name) + 1]
+        until, took = self.limit * sum(SHARES[part] for part in before), 0.0
+        for setting in settings:
+            label, start = " ".join(map(str, (name, *setting))), self.seconds
+            if start + GROWTH * took > until:
+                self.report["left_out"].append(label)
+                continue
+            try:
+                rows += measure(*setting)
+            except (UmimError, RuntimeError) as error:  # torch's are, without memory too
+                self.report["failed"].append({"setting": label, "error": str(error)})
+            took = self.seconds - start
+            self.report["seconds"] = self.seconds
+            save(self.report, self.out)
 
 
 def exactness(
@@ -179,11 +268,16 @@ def from_scratch(model: MergedModel, prompt: Ids, made: Sequence[int]) -> Tensor
 
 @dataclass(frozen=True)
 class EngineParts:
-    """The parts of one model, below its device's ceiling."""
+    """The parts of one model, its device's ceilings of FLOP/s and of bytes moved a second."""
 
     sizes: Sizes
     subject: Subject
     flops: Roofline
+    bandwidth: Roofline
+
+    @property
+    def cost(self) -> ForwardCost:
+        return ForwardCost.of(self.subject.merged_model)
 
     def rows(
         self, phase: Phase, batch_size: int, length: int, reductions: tuple[float, ...]
@@ -211,7 +305,126 @@ class EngineParts:
         return [*map(asdict, rows[:-1]), asdict(rows[-1]) | shares]
 
     def decode(self, batch_size: int) -> list[Report]:
-        return [*map(asdict, self.rows("decode", batch_size, self.sizes.prefill[0], ()))]
+        """Time decoding; a step reads all weights, and the columns of all rows."""
+        (row,) = self.rows("decode", batch_size, self.sizes.prefill[0], ())
+        figures, steps = asdict(row), self.sizes.new - 1
+        for side in ("base", "umim"):
+            read = steps * (self.cost.step_bytes(0, 1) + figures[f"{side}_kv_bytes"])
+            rate = self.bandwidth.check(f"{side} decode", read, figures[f"{side}_seconds"])
+            figures[f"{side}_of_copy"] = rate / self.bandwidth.peak
+        return [figures]
+
+    def requests(self, length: int, side: str) -> tuple[MergedModel, int, int]:
+        """Return a side's model, its units of a prompt, and how many requests the pool holds."""
+        model = self.subject.merged_model
+        model = model.merging_by(FixedSpans(MERGED)) if side == "merged" else model.base()
+        units = len(model.segment_prompt(self.subject.ids[:length])[0])
+        columns = units + self.sizes.new - 1
+        return model, units, int(self.sizes.pool // self.cost.kv_bytes(columns))
+
+    def pool_settings(self) -> Iterable[tuple[int, int, str]]:
+        """Yield one request alone, then as many as the pool holds raw, and as it holds merged."""
+        for length in self.sizes.requests:
+            counts = {1, *(self.requests(length, side)[2] for side in ("raw", "merged"))}
+            yield from product([length], sorted(counts), ["raw", "merged"])
+
+    def pool(self, length: int, requests: int, side: str) -> list[Report]:
+        """Answer requests that arrive together; what the pool has no room for waits."""
+        model, units, fits = self.requests(length, side)
+        device, new, ids = self.subject.backbone.device, self.sizes.new, self.subject.ids
+        prompts = [np.take(ids, n + np.arange(length), mode="wrap") for n in range(requests)]
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(device)
+        seconds, first = answer(Engine(model), prompts, new, fits)
+        reading = self.cost.prefill_flops(units, units)
+        work = reading + (new - 1) * self.cost.decode_flops(units)
+        self.flops.check(f"{side} requests", requests * work, seconds)
+        return [
+            {
+                "prompt_tokens": length,
+                "requests": requests,
+                "side": side,
+                "fits": fits,
+                "seconds": seconds,
+                "tokens_per_s": requests * (length + new) / seconds,
+                "first_token": spread(first),
+                "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
+            }
+        ]
+
+
+def answer(engine: Engine, prompts: list[Ids], new: int, most: int) -> tuple[float, list[float]]:
+    """Generate for all prompts, so many at once; return all seconds and those to first tokens."""
+    batch, options = Batch(engine, PrefixStore(0)), replace(EVERYWHERE, max_new_tokens=new)
+    waiting, first, began = prompts[::-1], list[float](), time.perf_counter()
+    while waiting or batch.rows:
+        if waiting and len(batch.rows) < most:  # one between two steps, as in the server
+            batch.join([waiting.pop()], options)
+        begun = [row for row in batch.step() if row.generated == 1]
+        first += [time.perf_counter() - began] * len(begun)
+    return time.perf_counter() - began, first
+
+
+def random_batch(sizes: Sizes, device: torch.device) -> StepBatch:
+    """Return random rows for a bfloat16 backbone of random weights.
+
+    Units of 1 and 3 tokens remove about 0.4 of every row's tokens.
+    """
+    length, rng, draw = sizes.step_length, np.random.default_rng(0), np.random.default_rng(0)
+    backbone = random_backbone(llama_config(sizes.step, length), dtype="bfloat16", device=device)
+    ids = [rng.integers(0, sizes.step.vocab_size, length) for _ in range(sizes.step_rows)]
+    share = MERGED / (2.0 - 2.0 * MERGED)  # of units that are spans of three
+    cuts = []
+    for _ in ids:
+        lengths = np.where(draw.random(length) < share, 3, 1).astype(np.int64)
+        lengths = lengths[: int(np.searchsorted(lengths.cumsum(), length)) + 1]
+        lengths[-1] -= lengths.sum() - length
+        cuts.append((lengths.cumsum() - lengths, lengths))
+    return StepBatch(backbone, untrained_module(backbone), ids, cuts)
+
+
+def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str) -> list[Report]:
+    """Time a loss with its peers or a whole step; none may be faster than its products."""
+
+    def whole(run: Side) -> Side:
+        def finished() -> Result:
+            result = run()
+            synchronize(device)
+            return result
+
+        return finished
+
+    shared: Report = {"what": what}
+    if what == "loss":
+        head = sizes.head
+        sides = {n: whole(run) for n, run in loss_sides(head, device, torch.bfloat16).items()}
+        work = 6.0 * head.rows * head.hidden * head.vocab  # three products
+        found = compare(sides, sizes.pairs)
+    else:
+        batch = random_batch(sizes, device)
+        model, of = DistillModel(batch.merged_model, autocast=True), batch.sizes()
+        sides = {OURS: whole(partial(step_of, batch, model))}
+        work = step_flops(sizes.step, of["tokens"], of["units"], sizes.step_length)
+        found = {OURS: {"seconds": spread(alternate(sides, sizes.pairs)[OURS])}}
+        cut = {"rows": sizes.step_rows, "segment_length": sizes.step_length}
+        bounds = step_memory(sizes.step, ModuleForm(), **cut, bf16=True, strategy="ddp", gpus=1)
+        shared["bound_bytes"] = bounds["activations, loss"]
+    for name, figures in found.items():
+        rate = flops.check(f"{what}, {name}", work, figures["seconds"]["median"])
+        figures |= {"of_peak": rate / flops.peak, "bytes": extra_bytes(sides[name], device)}
+    return [{"side": name, **shared, **figures} for name, figures in found.items()]
+
+
+def extra_bytes(run: Side, device: torch.device) -> int:
+    """Return by how many bytes a run exceeds what was allocated before; 0 on a processor."""
+    if device.type != "cuda":
+        return 0
+    synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    return int(torch.cuda.max_memory_allocated(device) - before)
 
 
 def measure(options: argparse.Namespace, report: Report) -> None:
@@ -219,19 +432,24 @@ def measure(options: argparse.Namespace, report: Report) -> None:
     if not options.tiny and not torch.cuda.is_available():
         raise SystemExit("this needs a GPU, and torch sees none; --tiny runs on the processor")
     device = torch.device("cpu" if options.tiny else "cuda")
+    run = Run(report, options.out, math.inf if options.tiny else LIMIT)
     peaks = [measure_peak(device, dtype) for dtype in (torch.bfloat16, torch.float32)]
-    flops = max(peaks, key=lambda roof: roof.peak)
+    flops, bandwidth = max(peaks, key=lambda roof: roof.peak), measure_bandwidth(device)
     report["facts"]["device"] = device_name(device)
-    report |= {"tiny": options.tiny, "peak_flops": flops.peak, "failed": []}
-    part = partial(measure_part, report, options.out)
+    report |= {"tiny": options.tiny, "new_tokens": sizes.new, "pool_bytes": sizes.pool}
+    report |= {"peak_flops": flops.peak, "copied_bytes": bandwidth.peak}
     exact = product(("float32", "bfloat16"), FORMS, (1, 4))
-    part("exactness", exact, partial(exactness, sizes.exact, device))
-    tokens = 2 * max(*sizes.prefill, sizes.prefill[0] * max(sizes.decode))
-    config = llama_config(sizes.engine, 2 * max(sizes.prefill))
+    run.part("exactness", exact, partial(exactness, sizes.exact, device))
+    longest = max(*sizes.prefill, *sizes.requests)
+    tokens = 2 * max(longest, sizes.prefill[0] * max(sizes.decode))
+    config = llama_config(sizes.engine, 2 * longest)
     made = random_subject(config, tokens, dtype="bfloat16", device=device, mined=sizes.mined)
-    parts = EngineParts(sizes, made, flops)
-    part("prefill", product(sizes.prefill), parts.prefill)
-    part("decode", product(sizes.decode), parts.decode)
+    parts = EngineParts(sizes, made, flops, bandwidth)
+    run.part("prefill", product(sizes.prefill), parts.prefill)
+    run.part("decode", product(sizes.decode), parts.decode)
+    run.part("pool", parts.pool_settings(), parts.pool)
+    step = partial(distillation, sizes, device, flops)
+    run.part("distillation", product(["loss", "step"]), step)
 
 
 def gates(report: Report) -> dict[str, Gate]:
@@ -240,7 +458,20 @@ def gates(report: Report) -> dict[str, Gate]:
         name = f"{row['dtype']} {row['merged']} {row['batch_size']} rows error"
         of_tolerance = row["error"] / row["tolerance"]
         found[name.replace(",", "").replace(" ", "_")] = at_most(of_tolerance, 1.0)
-    return found
+    sides = {(row["what"], row["side"]): row for row in report["distillation"]}
+    loss, step, liger = (sides.get(x) for x in (("loss", OURS), ("step", OURS), ("loss", LIGER)))
+    if not report["tiny"]:  # what was left out, or failed, would miss no gate of its own
+        measured = {"loss_measured": loss, "step_measured": step}
+        found |= {name: at_least(float(row is not None), 1.0) for name, row in measured.items()}
+    if loss is not None and not report["tiny"]:
+        found["loss_over_bound"] = at_most(1 / loss["of_peak"], OVER_BOUND)
+        found["loss_extra_bytes"] = at_most(loss["bytes"], EXTRA_BYTES)
+        found["loss_gradient_error"] = at_most(loss["gradient_error"] / ROUNDED, 1.0)
+        if liger is not None:
+            found["liger_over_ours"] = at_least(loss["of_peak"] / liger["of_peak"], OVER_LIGER)
+    if step is not None and not report["tiny"]:
+        found["step_of_peak"] = at_least(step["of_peak"], MFU)
+    return found | {"seconds": at_most(report["seconds"], LIMIT)}
 
 
 BENCHMARK: Final = Benchmark(

@@ -96,24 +96,32 @@ def of_mining() -> Report:
     }
 
 
-def of_step() -> Report:
+def of_step(on: str) -> Report:
     side = {"seconds": {"median": 6.0}, "time_ratio": {"median": 1.1}, "loss_error": 1e-5}
     side |= {"gradient_error": 1e-4, "bytes": 1.0}
-    sides = {distill_step.OURS: side, distill_step.PLAIN: side | {"bytes": 5.0}}
-    step = {"precisions": {"float32": copy.deepcopy(sides)}}
-    return {"step": step, "losses": {"l": {"sides": sides}}}
+    sides = {distill_step.OURS: side, distill_step.SINGLE: dict(side)}
+    sides[distill_step.PLAIN] = side | {"bytes": 5.0}
+    step = {"precisions": {"bfloat16 and float32": sides}, "equal": True}
+    if on != "smollm2":
+        step = {"precisions": {"float32": copy.deepcopy(sides)}}
+    return {"on": on, "step": step, "losses": {"l": {"sides": sides}}}
 
 
 def of_gpu() -> Report:
+    ours = {"of_peak": 1 / 1.35, "bytes": 2e9, "gradient_error": 5e-2}
+    rows = [("loss", "ours", 1 / 1.35), ("loss", "Liger", 1 / 1.8), ("step", "ours", 0.45)]
+    sides = [ours | {"what": what, "side": side, "of_peak": of} for what, side, of in rows]
     exact = {"dtype": "float32", "merged": "inside, adapters", "batch_size": 4}
-    return {"failed": [], "exactness": [exact | {"error": 1e-5, "tolerance": 1e-5}]}
+    exact |= {"error": 1e-5, "tolerance": 1e-5}
+    whole = {"failed": [], "exactness": [exact], "distillation": sides}
+    return whole | {"tiny": False, "seconds": gpu.LIMIT}
 
 
 GATES: dict[str, tuple[Callable[[], Report], Callable[[Report], Report]]] = {
     "training": (of_training, judged),
     "mining": (of_mining, mining.gates),
     "gpu": (of_gpu, gpu.gates),
-    "step": (of_step, distill_step.gates),
+    **{on: (lambda on=on: of_step(on), distill_step.gates) for on in distill_step.ROWS},
 }
 DDP, ZERO2 = ddp_vs_zero2.DDP, ddp_vs_zero2.ZERO2
 # What is measured, where another figure stands, the figure, the gates that it misses.
@@ -127,11 +135,18 @@ WORSE: list[tuple[str, str, object, list[str]]] = [
     ("mining", f"ratios/{mining.OURS_1}/median", 1.5, ["two_threads_times_one"]),
     ("mining", "memory/peak_bytes", 101.0, ["memory_of_bound"]),
     ("mining", "ray/share/median", 0.59, ["ray_of_kernel"]),
-    ("step", "losses/l/sides/ours/loss_error", 2e-5, ["loss_l_error"]),
-    ("step", "losses/l/sides/ours/bytes", 1.1, ["loss_l_memory"]),
-    ("step", "step/precisions/float32/ours/gradient_error", 2e-4, ["step_gradient_error"]),
+    ("embedded", "losses/l/sides/ours/loss_error", 2e-5, ["loss_l_error"]),
+    ("embedded", "losses/l/sides/ours/bytes", 1.1, ["loss_l_memory"]),
+    ("embedded", "step/precisions/float32/ours/gradient_error", 2e-4, ["step_gradient_error"]),
+    ("smollm2", "step/equal", False, ["held_weights_error"]),
     ("gpu", "failed", [{}], ["failed_settings_error"]),
     ("gpu", "exactness/0/error", 1.1e-5, ["float32_inside_adapters_4_rows_error"]),
+    ("gpu", "seconds", gpu.LIMIT + 1, ["seconds"]),
+    ("gpu", "distillation/0/of_peak", 0.735, ["loss_over_bound"]),
+    ("gpu", "distillation/0/bytes", 3e9, ["loss_extra_bytes"]),
+    ("gpu", "distillation/0/gradient_error", 6e-2, ["loss_gradient_error"]),
+    ("gpu", "distillation/1/of_peak", 0.6, ["liger_over_ours"]),
+    ("gpu", "distillation/2/of_peak", 0.44, ["step_of_peak"]),
 ]  # fmt: skip
 
 
@@ -173,3 +188,12 @@ def test_two_threads_are_judged_where_there_are_two() -> None:
     report["sides"][mining.OURS]["cores"] = 1
     del report["ratios"][mining.OURS_1]
     assert "two_threads_times_one" not in mining.gates(report)
+
+
+@pytest.mark.parametrize("left_out", ["loss", "step"])
+def test_a_distillation_that_is_left_out_misses_a_gate(left_out: str) -> None:
+    report = of_gpu()
+    report["distillation"] = [row for row in report["distillation"] if row["what"] != left_out]
+    missed = [gate for gate, (_, _, passed) in gpu.gates(report).items() if not passed]
+    assert missed == [f"{left_out}_measured"]
+    assert f"{left_out}_measured" not in gpu.gates(report | {"tiny": True})

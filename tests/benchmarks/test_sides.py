@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import distill_step, mining
 from benchmarks.answers import HALVES, LISTS, Question, answer_shortened, points, questions
-from benchmarks.distill_step import LIGER, OURS, PLAIN, Shape, StepBatch
+from benchmarks.distill_step import CASTS, LIGER, OURS, PLAIN, SINGLE, Shape, StepBatch
 from benchmarks.engine import generation_sides, logits_error
 from benchmarks.examples import PROMPTS, bracketed
 from benchmarks.matching import AhoCorasick, Spans, compare
@@ -21,7 +21,9 @@ from benchmarks.perplexity import measure as measure_perplexity
 from benchmarks.perplexity import rule_sets
 from benchmarks.preference_step import measure as measure_preference
 from benchmarks.problems import answer_all, solves_function, solves_word_problem
+from benchmarks.runner import Report
 from benchmarks.subjects import SEGMENT, Subject, random_subject, untrained_module
+from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
 from support.unit_counts import units_of
 from umim_core import UMIM
@@ -138,10 +140,20 @@ def batch(tiny: Subject) -> StepBatch:
 
 
 def test_all_sides_of_a_step_agree(batch: StepBatch) -> None:
+    """Held weights give the bits of casts, halves are near float32."""
     sides = distill_step.step_sides(batch, autocast=False)
     (loss, gradient), (plain_loss, plain_gradient) = sides[OURS](), sides[PLAIN]()
     assert loss == pytest.approx(plain_loss, rel=1e-5)
     assert float((gradient - plain_gradient).norm() / plain_gradient.norm()) < 1e-4
+    report: Report = {"benchmark": "distill_step", "on": "smollm2", "losses": {}}
+    report |= {"facts": {"platform": "Linux", "versions": {}, "commit": None}}
+    report["step"] = distill_step.measure_precisions(batch, 1)
+    distill_step.BENCHMARK.judge(report)
+    (found,) = report["step"]["precisions"].values()
+    assert report["equal"] and found[SINGLE]["gradient_error"] == 0.0
+    assert 1e-5 < found[OURS]["gradient_error"] == found[CASTS]["gradient_error"] < 0.1
+    page = benchmark_page(report)
+    assert all(text in page for text in (OURS, CASTS, SINGLE, "over the bound", "seconds a step"))
 
 
 # --- questions and answers

@@ -10,6 +10,9 @@ from docs.make.document import RESULTS
 from docs.make.results import benchmark_page, documents_of
 from support.tiny_adaptation import adaptation
 
+FACTS = {"platform": "Linux", "cores": 2, "commit": "0123456789abcdef", "versions": {"numpy": "2"}}
+SPREAD = {"median": 1.0, "low": 0.5, "high": 2.0, "runs": 10}
+
 
 def test_a_page_of_other_results_is_seen_and_written_anew(tmp_path: Path) -> None:
     report = json.loads((RESULTS / "matching.json").read_text("utf-8"))
@@ -44,9 +47,21 @@ def test_a_page_says_how_many_cores_counted_and_that_a_peer_was_not_installed() 
     for side in mining["sides"].values():
         side["cores"] = 1
     assert " tokens, 1 core each: " in benchmark_page(mining)
-    step = json.loads((RESULTS / "distill_step.json").read_text("utf-8"))
-    pages = [benchmark_page(step | {"liger": version}) for version in (None, "0.8.5")]
-    assert ["Liger not installed." in page for page in pages] == [True, False]
+    loss = {"what": "loss", "side": "ours", "seconds": SPREAD, "of_peak": 0.5, "bytes": 1}
+    gpu = {"benchmark": "gpu", "facts": FACTS | {"device": "any"}, "gates": {}, "equal": True}
+    gpu |= {
+        "failed": [],
+        "left_out": [],
+        "peak_flops": 1e12,
+        "copied_bytes": 1e12,
+        "seconds": 1.0,
+        "tiny": False,
+    }
+    pages = [
+        benchmark_page(gpu | {"distillation": [loss, *peers]})
+        for peers in ([], [loss | {"side": "Liger"}])
+    ]
+    assert ["Liger was not installed." in page for page in pages] == [True, False]
 
 
 @pytest.mark.parametrize("name", MAKERS)

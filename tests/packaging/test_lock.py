@@ -15,7 +15,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)")
-LOCKED_EXTRAS = ("pipeline", "s3", "serve", "eval", "bench", "dev")
+LOCKED_EXTRAS = ("pipeline", "s3", "serve", "eval", "metrics", "bench", "dev")
 
 
 def read_lock(path: Path) -> dict[str, tuple[Version, int]]:

@@ -1,21 +1,151 @@
-"""Clients that are answered and clients that are refused."""
+"""Clients that are answered, and connections that say nothing or take nothing, at real servers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
-from umim_core.serving.guard import ServerMetrics, guarded
+from support.servers import HTTP, in_thread, wait_for
+from umim_core.serving import connections
+from umim_core.serving.connections import Connection
+from umim_core.serving.guard import EventStream, Limits, ServerMetrics, deadline, guarded, read_body
+
+HEAD = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n"
+
+
+class Hasty(Connection):
+    head_seconds = 1.0
+    write_seconds = 0.3
 
 
 @asynccontextmanager
 async def nothing(app: Starlette) -> AsyncIterator[None]:
     yield
+
+
+closed = threading.Event()
+
+
+async def streamed(request: Request) -> Response:
+    async def endless() -> AsyncGenerator[dict[str, str], None]:
+        try:
+            while True:
+                yield {"text": "x" * (1 << 20)}
+                await asyncio.sleep(0)
+        finally:
+            closed.set()
+
+    return EventStream(endless(), deadline(600))
+
+
+async def read(request: Request) -> Response:
+    return PlainTextResponse(str(len(await read_body(request, Limits()))))
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    routes = [Route("/endless", streamed), Route("/read", read, methods=["POST"])]
+    app = guarded(routes, None, ServerMetrics(), nothing)
+    with in_thread(app, connection=Hasty) as address:
+        yield address
+
+
+def connected(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname or "", address.port or 0), timeout=60)
+
+
+def ended(reader: socket.socket) -> bool:
+    """Whether the server closes a connection, whatever it has answered before."""
+    try:
+        while reader.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_reader_that_takes_nothing_is_given_up(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connected(url) as reader:
+        reader.sendall(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert closed.wait(60)
+        assert HTTP.get(url + "/metrics").status_code == 200  # others are served
+        wait_for(url, "umim_requests_in_flight", 1)
+    assert "Traceback" not in caplog.text
+
+
+def test_what_never_becomes_a_request_is_closed(url: str) -> None:
+    with ExitStack() as stack:
+        clients = {
+            sent: stack.enter_context(connected(url))
+            for sent in (
+                b"",
+                b"GET /met",
+                HEAD + b"x: y\r\n",
+                HEAD + b"\r\n" + HEAD,  # an answered request, and half of another
+                b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nx",
+            )
+        }
+        for sent, client in clients.items():
+            client.sendall(sent)
+        for _ in range(30):  # a byte now and then does not help
+            time.sleep(0.05)
+            for client in clients.values():
+                with suppress(OSError):  # closed already
+                    client.sendall(b"x")
+        assert [sent for sent, client in clients.items() if not ended(client)] == []
+
+
+def test_a_slow_body_has_its_own_time(url: str) -> None:
+    with connected(url) as client:
+        client.sendall(b"POST /read HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\nx")
+        time.sleep(1.5)  # more than a head has
+        client.sendall(b"x")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /met", b"POST /read HTTP/1.1\r\nhost: a\r\n"])
+def test_idle_connections_make_room_for_requests(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "most_connections", lambda: 8)
+    app = guarded([Route("/endless", streamed)], None, ServerMetrics(), nothing)
+    with in_thread(app) as url:
+        idle, busy = [connected(url) for _ in range(50)], list[socket.socket]()
+        try:
+            for client in idle:
+                with suppress(OSError):  # closed already
+                    client.sendall(sent)
+            for _ in range(20):
+                assert HTTP.get(url + "/metrics").status_code == 200
+            assert ended(idle[0])
+            # Where all have a request, a new one is told so.
+            busy += [connected(url) for _ in range(8)]
+            for client in busy:
+                client.sendall(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                assert client.recv(100)
+            answer = HTTP.get(url + "/metrics")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["code"] == "overloaded"
+        finally:
+            for client in [*idle, *busy]:
+                client.close()
 
 
 Fields = list[tuple[str, str | bytes]]

@@ -30,7 +30,7 @@ from umim_core import UMIM
 from umim_core.model_sources.model_cache import model_fault
 from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.serving.prompt_merger import PromptMerger
-from umim_core.text.templates import Chat
+from umim_core.text.template_process import Chat
 
 TEXT = GENERAL / "web-train.jsonl.gz"
 PROMPTS = 4

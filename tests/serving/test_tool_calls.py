@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.serving.openai_api import ChatPrompt
 from umim_core.serving.tool_calls import CallForm, Calls
+from umim_core.text import template_process
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -210,11 +212,22 @@ def test_a_model_without_calls_refuses_tools(umim: UMIM, dropped: str) -> None:
         assert post(url, CHAT, messages=[USER], tools=[], max_tokens=1).status_code == 200
 
 
-FORM = CallForm(frozenset())
+FORM = CallForm(None, frozenset())
+# As transformers has it for Qwen.
+QWEN: dict[str, Any] = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True,
+            "content": "json", "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"\s*<\|im_end\|>", "content": "text"},
+    },
+}  # fmt: skip
 
 
-def read(pieces: list[str]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    calls = Calls.of(ChatPrompt.model_validate({"messages": [USER], "tools": TOOLS}), FORM)
+def read(pieces: list[str], form: CallForm = FORM) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    calls = Calls.of(ChatPrompt.model_validate({"messages": [USER], "tools": TOOLS}), form)
     assert calls is not None
     reader, content, found = calls.reader(), "", list[dict[str, Any]]()
     for number, text in enumerate(pieces):
@@ -267,3 +280,25 @@ def test_a_template_says_how_calls_look(template: Any, known: bool) -> None:
     tokenizer = load_tokenizer("umim-docs-llama")
     tokenizer.chat_template = template
     assert (CallForm.of(tokenizer) is not None) == known
+
+
+def test_a_response_template_says_how_a_reply_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load_tokenizer("umim-docs-llama")
+    tokenizer.response_template = QWEN
+    form = CallForm.of(tokenizer)
+    assert form is not None and form.template == QWEN
+    assert read(["I see.\n", call("add", x=1), call("stop")], form) == (
+        "I see.", [("add", {"x": 1}), ("stop", {})],
+    )  # fmt: skip
+    for text in ("Fine.", "a <tool_call>{", call("delete")):
+        assert read([text], form) == (text, [])
+    shown = CallForm(QWEN, frozenset({"<tool_call>"}))  # special tokens, which others never see
+    assert read(["a <tool_call>{"], shown) == ("a {", [])
+    program = tmp_path / "python"  # a pattern that does not end is ended by the timer
+    program.write_text("#!/bin/sh\nread request\nkill -PROF $$\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(template_process, "_writers", {})
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert read(["a" * 60], form) == ("a" * 60, [])

@@ -18,7 +18,7 @@ from typing import Any, Final
 import httpx
 from starlette.applications import Starlette
 
-from umim_core.cli.serve_command import server_of
+from umim_core.serving.connections import BoundedServer, Connection
 
 CHATML: Final = """{% if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -57,9 +57,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def in_thread(app: Starlette, port: int = 0) -> Iterator[str]:
+def in_thread(
+    app: Starlette, port: int = 0, connection: type[Connection] = Connection
+) -> Iterator[str]:
     """Serve an application on a free port of loopback; give its address."""
-    server = server_of(app, "127.0.0.1", port)
+    server = BoundedServer(app, "127.0.0.1", port, connection)
     thread = Thread(target=server.run, daemon=True)
     thread.start()
     end = time.monotonic() + _SECONDS

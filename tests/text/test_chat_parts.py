@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -14,9 +18,10 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, GenerationError
+from umim_core.text import template_process
 from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.roles import Role, check_roles
-from umim_core.text.templates import Chat
+from umim_core.text.template_process import Chat
 
 _LOOP = (
     "{%% for m in messages %%}<{{ m['role'] }}>%s\n{%% endfor %%}"
@@ -61,10 +66,23 @@ DROPPING = {
     "all but the last": "{{ messages[-1]['content'] }}",
     "another field": _LOOP % "{{ m['text'] }}",
 }
-# Templates that fail: the sandbox of transformers ends what reaches for Python's own.
-FAULTY = {
+HOSTILE = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}a{% endfor %}{% endfor %}",
+    "silent loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}"
+    "{% endfor %}{% endfor %}",
+    "calls": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}"
+    "{{ f(90) }}",
+    "doubling": "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}"
+    "{% endfor %}{{ n.x }}",
+    "width": "{{ '%0999999999d' % 1 }}",
+    "product": "{{ 'a' * 10**10 }}",
+    "range": "{% for i in range(10**9) %}a{% endfor %}",
+    "centre": "{{ 'a' | center(10**10) }}",
     "overflow": "{{ 'a'.center(10**30) }}",
+    "digits": "{{ (10**5000) | string }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "nesting": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "long": "{{ messages[0]['content'] }}{{ 'a' * 10**7 }}",
     "escape": "{{ ''.__class__.__mro__ }}",
     "syntax": "{% for",
     "refusal": "{{ raise_exception('no system prompt') }}",
@@ -316,11 +334,72 @@ def test_a_template_that_drops_what_is_said_is_refused(
         write_chat(chat, tokenizer)
 
 
-@pytest.mark.parametrize("name", FAULTY)
-def test_a_template_that_fails_is_one_error(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    tokenizer.chat_template = FAULTY[name]
-    with pytest.raises(GenerationError, match="a chat needs a template that writes it"):
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.full) if name in ("loops", "calls") else name
+        for name in HOSTILE
+    ],
+)
+def test_a_hostile_template_ends_in_one_error(
+    tokenizer: PreTrainedTokenizerBase, name: str
+) -> None:
+    tokenizer.chat_template = HOSTILE[name]
+    began = os.times().children_user
+    with pytest.raises(GenerationError, match="in seconds and in bounded memory"):
         write_chat(CHAT, tokenizer)
+    assert os.times().children_user - began < 10
+    tokenizer.chat_template = FAITHFUL["plain"]
+    assert write_chat(CHAT, tokenizer).places  # the next one is served
+
+
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ("kill -PROF $$", "in bounded memory.*; got .*does not end in seconds"),
+        ("kill -KILL $$", "in bounded memory.*; got .*more memory"),
+        ("kill -SEGV $$", "in bounded memory.*; got .*more memory"),
+        ("kill -TERM $$", "must start and live; got exit status -15"),
+        ("exit 1", "must start and live; got exit status 1"),
+        ("""printf '{"text": "half'""", "must start and live; got exit status 0"),
+        (None, "must start and live; got .*No such file"),
+    ],
+)
+def test_the_end_of_the_process_that_writes_chats_is_told_by_its_kind(
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: str | None,
+    message: str,
+) -> None:
+    program = tmp_path / "python"
+    if ends is not None:
+        program.write_text(f"#!/bin/sh\nread request\n{ends}\n")
+        program.chmod(0o700)
+    tokenizer.chat_template = FAITHFUL["plain"]
+    with monkeypatch.context() as patched:
+        patched.setattr(template_process, "_writers", {})
+        patched.setattr(sys, "executable", str(program))
+        with pytest.raises(GenerationError, match=message):
+            write_chat(CHAT, tokenizer)
+
+
+def test_a_hard_bound_of_memory_below_the_worker_s_own_is_no_fault() -> None:
+    request = {"template": "{{ messages }}", "messages": [], "tools": None, "names": {}}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-P", "-c"),
+            "import resource, runpy, sys\n"
+            "resource.setrlimit(resource.RLIMIT_AS, (1000 << 20, 1000 << 20))\n"
+            "runpy.run_path(sys.argv[1], run_name='__main__')",
+            str(Path(template_process.__file__).with_name("template_worker.py")),
+        ],
+        input=json.dumps(request) + "\n",
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == '{"text": "[]"}\n', done.stderr
 
 
 @pytest.mark.parametrize(

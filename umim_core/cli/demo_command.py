@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from umim_core.inference.outputs import Prefix
     from umim_core.model.inputs import PromptInput
     from umim_core.model.umim import UMIM
-    from umim_core.text.templates import Tools
+    from umim_core.text.template_process import Tools
 
 _TOOLS_CHECKPOINT: Final = "umim-qwen-coder-0.5b-tools"
 _DOCUMENT: Final = Path(__file__).with_name("demo_document.txt")

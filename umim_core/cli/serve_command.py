@@ -16,7 +16,6 @@ from umim_core.cli.console_output import log_lines
 from umim_core.errors import ConfigError, MissingExtraError, require
 
 if TYPE_CHECKING:
-    import uvicorn
     from starlette.applications import Starlette
 
     from umim_core.serving.guard import Limits
@@ -25,8 +24,6 @@ _OF_ENGINE: Final = (
     "model_name", "merge", "max_rows", "max_waiting", "prefix_cache_mb", "dtype", "device",
     "report_cached_tokens",
 )  # fmt: skip
-_GRACE_SECONDS: Final = 30
-_CONNECTIONS: Final = 512  # half of the files that a process may usually open
 _OF_GATEWAY: Final = ("export", "upstream_key_env", "upstream_masks")
 
 HostOption = Annotated[
@@ -223,23 +220,13 @@ def limits_of(
     )  # fmt: skip
 
 
-def server_of(app: Starlette, host: str, port: int) -> uvicorn.Server:
-    """Return uvicorn's server of an application; answers have 30 s to end when it stops."""
-    import uvicorn
-
-    config = uvicorn.Config(
-        app, host=host, port=port, http="h11", log_config=None, access_log=False,
-        server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
-        limit_concurrency=_CONNECTIONS,
-    )  # fmt: skip
-    return uvicorn.Server(config)
-
-
 def run_app(app: Starlette, host: str, port: int) -> None:
     """Serve an application until TERM or Ctrl-C, with a log on stderr."""
+    from umim_core.serving.connections import BoundedServer
+
     log_lines("umim.serve")
     log_lines("uvicorn.error")
-    server = server_of(app, host, port)
+    server = BoundedServer(app, host, port)
     with suppress(KeyboardInterrupt):
         server.run()
     if not server.started:

@@ -80,7 +80,7 @@ from umim_core.task_sets.generation_spec import GENERATION_TASKS
 from umim_core.task_sets.spec import TASKS, cue_of
 from umim_core.text.chat_parts import content_places, encode_parts
 from umim_core.text.roles import USER, Role
-from umim_core.text.templates import Chat, Tools, template_of
+from umim_core.text.template_process import Chat, Tools, template_of
 
 _log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its is
 _OWN: Final = "umim_"

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import comb
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -159,7 +160,7 @@ def _rouge_scorer() -> RougeScorer:
 def chrf(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
     """Return chrF, 0..1; of several references the best counts.
 
-    Source: Popovic, 2015.
+    Source: Popovic, 2015; paper, "Generation Quality".
     """
     from sacrebleu.metrics.chrf import CHRF
 
@@ -173,6 +174,14 @@ class TextFeatures:
     """Features of texts, each read alone: last hidden states of a causal model."""
 
     backbone: Backbone
+
+    @property
+    def label(self) -> str:
+        """What they are, and of which model; files by their own name and a digest."""
+        name, place = self.backbone.name, Path(self.backbone.name)
+        if place.exists():
+            name = f"{place.resolve().name} ({self.backbone.fingerprint[:12]})"
+        return f"stand-in features: hidden states of {name} after its last block and final norm"
 
     @torch.no_grad()
     def of_tokens(self, texts: Sequence[str], batch_size: int = 16) -> list[Tensor]:

@@ -18,7 +18,7 @@ from umim_core.inference.outputs import GenerationState
 from umim_core.rules.matcher import PromptIds
 from umim_core.text.chat_parts import encode_parts, log_unmerged, write_chat
 from umim_core.text.roles import USER, Role
-from umim_core.text.templates import Chat, Tools
+from umim_core.text.template_process import Chat, Tools
 from umim_core.text.token_ids import decode, encode
 
 TokenIds = Sequence[int] | NDArray[np.integer] | Tensor

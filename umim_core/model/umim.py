@@ -45,7 +45,7 @@ from umim_core.rules.matcher import Matcher, PromptIds
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.scratch import scratch_folder
 from umim_core.text.roles import Role
-from umim_core.text.templates import Tools
+from umim_core.text.template_process import Tools
 from umim_core.text.text_stream import TextStream
 from umim_core.text.token_ids import decode
 

@@ -1,4 +1,4 @@
-"""Guard in front of a server's routes: who may ask, size of bodies, errors, log, metrics.
+"""Guard in front of a server's routes: who may ask, size and time of bodies, errors, log, metrics.
 
 A log line holds method, path, status, seconds and bytes: nothing of prompts or answers.
 """
@@ -45,6 +45,7 @@ MERGE_HEADER: Final = "x-umim-merge"
 _PROMETHEUS: Final = "text/plain; version=0.0.4"
 _OPEN: Final = ("/health",)
 _LOCAL: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?")
+_BODY_SECONDS: Final = 30  # until a body must have come
 _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 Result = TypeVar("Result")
 _log: Final = logging.getLogger("umim.serve")
@@ -174,11 +175,18 @@ class Guard:
 async def read_body(request: Request, limits: Limits) -> bytes:
     announced = request.headers.get("content-length", "0")
     size, body = int(announced) if announced.isdecimal() else 0, bytearray()
-    if size <= limits.request_bytes:
-        async for part in request.stream():
-            body += part
-            if len(body) > limits.request_bytes:
-                break
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            if size <= limits.request_bytes:
+                async for part in request.stream():
+                    body += part
+                    if len(body) > limits.request_bytes:
+                        break
+    except TimeoutError:
+        raise ApiError(
+            408, "slow_body", f"a body must come within {_BODY_SECONDS} s",
+            f"{len(body)} bytes", "Send it faster.",
+        ) from None  # fmt: skip
     if max(size, len(body)) > limits.request_bytes:
         raise ApiError(
             413, "too_large", f"a body may have {limits.request_bytes} bytes", "more",

@@ -82,6 +82,7 @@ _CODES: Final[dict[type[UmimError], tuple[int, str]]] = {
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
+    408: "timeout_error",
     502: "upstream_error",
     503: "overloaded_error",
     504: "timeout_error",

@@ -4,8 +4,9 @@ r"""Calls of tools in what a model writes, as OpenAI's interface says them.
     content  "Let me see."       tool_calls  f, '{"x": 1}'
 
 Templates of Qwen and Hermes teach these marks; a reply that is JSON of calls alone counts, too, as
-small models (Qwen 2.5 Coder) leave them out. What is no call of a tool that the request offers
-stays content.
+small models (Qwen 2.5 Coder) leave them out. Where a tokenizer has a response template of
+transformers, that one says how a reply is read, when it is whole. What is no call of a tool that
+the request offers stays content.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from umim_core.errors import GenerationError
 from umim_core.serving.openai_api import ChatPrompt, bad_field
-from umim_core.text.templates import template_for
+from umim_core.text.template_process import parse_reply, template_for
 from umim_core.text.text_stream import begun
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -33,25 +35,31 @@ _MOST: Final = 1 << 16  # characters of a call
 
 @dataclass(frozen=True)
 class CallForm:
-    """A model that writes calls between the marks.
+    """How a model writes calls.
 
     Attributes:
+        template: Its tokenizer's response template; None for the marks.
         shown: Special tokens that must be shown to find calls.
     """
 
+    template: dict[str, Any] | None
     shown: frozenset[str]
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> CallForm | None:
         """Return the form of a tokenizer's chat template; None where it is not known."""
-        chat = template_for(tokenizer, with_tools=True)
-        if not chat or _OPEN not in chat or _CLOSE not in chat or _OTHER in chat:
-            return None
+        template, chat = tokenizer.response_template, template_for(tokenizer, with_tools=True)
+        marks = json.dumps(template, ensure_ascii=False)
+        if not isinstance(template, dict):
+            template, marks = None, _OPEN + _CLOSE
+            if not chat or _OPEN not in chat or _CLOSE not in chat or _OTHER in chat:
+                return None
         special = set[str]()
         if isinstance(tokenizer, PreTrainedTokenizerFast):
             added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
             special = {token.content for token in added if token.special}
-        return cls(frozenset(special & {_OPEN, _CLOSE}))
+        ends = {tokenizer.eos_token, tokenizer.pad_token}
+        return cls(template, frozenset(token for token in special - ends if token in marks))
 
 
 @dataclass(frozen=True)
@@ -81,12 +89,17 @@ class Calls:
         if form is None:
             raise bad_field(
                 "tools", "tools need a model whose template says how it calls them, in "
-                f"{_OPEN} and JSON", "another one",
+                f"{_OPEN} and JSON, or whose tokenizer has a response template", "another one",
                 "Leave them out, or serve another model.",
             )  # fmt: skip
         names = {tool["function"]["name"] for tool in tools}
         if choice.type == "function" and named not in names:
             raise bad_field("tool_choice", "tool_choice must name one of the tools", named)
+        if must and form.template is not None:
+            raise bad_field(
+                "tool_choice", "tool_choice must be auto or none with this model", "another choice",
+                "Its form of calls is not one that a reply can be begun in.",
+            )  # fmt: skip
         begun = _OPEN + '\n{"name": "' if must else ""
         if named is not None:
             begun += json.dumps(named, ensure_ascii=False)[1:] + ', "arguments":'
@@ -108,6 +121,8 @@ class CallReader:
     def push(self, text: str, end: bool) -> tuple[str, list[dict[str, Any]]]:
         """Add text; return what is certain to be content, and calls that are whole now."""
         self._held += text
+        if self._calls.form.template is not None:
+            return self._parsed(self._calls.form.template) if end else ("", [])
         start = self._held.lstrip()
         may_be = _FENCE.startswith(start) or _LIST.fullmatch(start)
         if self._bare is None and (end or not may_be):
@@ -142,6 +157,27 @@ class CallReader:
         if end and self._known and not content.strip():
             content = ""
         return content, calls
+
+    def _parsed(self, template: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+        """Return content and calls of a whole reply, read by a response template."""
+        text, self._held = self._held, ""
+        plain = text
+        for mark in self._calls.form.shown:
+            plain = plain.replace(mark, "")
+        try:
+            message = parse_reply(text, template, self._calls.tools)
+        except GenerationError:
+            return plain, []
+        found = message.get("tool_calls")
+        calls = [
+            self._checked(call.get("function") if isinstance(call, dict) else None)
+            for call in (found if isinstance(found, list) else [])
+        ]
+        if not calls or None in calls:
+            return plain, []
+        content = message.get("content")
+        known = self._new([call for call in calls if call])
+        return content if isinstance(content, str) else "", known
 
     def _new(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Count calls and return those that are to be told."""

@@ -33,7 +33,7 @@ from vllm.tokenizers.registry import TokenizerRegistry
 from umim_core.errors import ConfigError, UmimError
 from umim_core.serving.span_files import ARCHITECTURES, RECORD, TYPE, read_record
 from umim_core.text.chat_parts import content_places, token_ranges
-from umim_core.text.templates import Chat, Tools
+from umim_core.text.template_process import Chat, Tools
 
 MODE: Final = "umim"  # of --tokenizer-mode
 _CHAT: Final = "umim_chat"  # field of a prompt on its way to the tokenizer

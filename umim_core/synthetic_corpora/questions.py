@@ -16,7 +16,7 @@ from umim_core.store.artifacts import described, read_json, write_json
 from umim_core.store.disk import write_rows
 from umim_core.text.rows import BadRows
 from umim_core.text.sources import iter_documents
-from umim_core.text.templates import template_for
+from umim_core.text.template_process import template_for
 from umim_core.text.token_ids import encode
 
 if TYPE_CHECKING:

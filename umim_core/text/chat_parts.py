@@ -41,9 +41,10 @@ from umim_core.encodable import encoding_error
 from umim_core.errors import GenerationError, require
 from umim_core.progress import warn_once
 from umim_core.text.roles import MESSAGE_ROLES, USER, Role
-from umim_core.text.templates import (
+from umim_core.text.template_process import (
     Chat,
     Tools,
+    WriterEndedError,
     as_json,
     rendered,
     template_of,
@@ -128,6 +129,8 @@ def write_chat(
         try:
             marked = rendered(template, marks.chat, tokenizer, marks.tools)
             marks.check(marked)
+        except WriterEndedError:
+            raise
         except GenerationError as error:
             refused.append(error)
             continue

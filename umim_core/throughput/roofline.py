@@ -26,8 +26,10 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.errors import EvaluationError, require
 from umim_core.merging.merged_model import MergedModel
 
-# Where a device reaches its peak: a GPU needs large products to fill it.
+# Where a device reaches its peak: a GPU needs large products to fill it, and caches must be too
+# small for what is copied.
 _SIZES: Final = {"cpu": (512, 1024), "cuda": (2048, 4096, 8192)}
+_COPIED: Final = {"cpu": 256 << 20, "cuda": 4 << 30}  # bytes
 _REPEATS: Final = 4
 
 
@@ -80,15 +82,16 @@ class ForwardCost:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A ceiling of the device: FLOP/s of its best matrix product."""
+    """A ceiling of the device: FLOP/s of its best matrix product, or bytes it moves a second."""
 
     peak: float
+    unit: str = "FLOP/s"
 
     def check(self, label: str, amount: float, seconds: float) -> float:
         """Return the rate of a measurement, or refuse it."""
         achieved = amount / seconds if seconds > 0 else math.inf
-        rule = f"{label} must stay below the device's {self.peak:.3g} FLOP/s"
-        value = f"{achieved:.3g} FLOP/s"
+        rule = f"{label} must stay below the device's {self.peak:.3g} {self.unit}"
+        value = f"{achieved:.3g} {self.unit}"
         remedy = "Measure on an idle machine; else the timing or the amount of work is wrong."
         require(achieved <= self.peak, EvaluationError, rule, value, remedy)
         return achieved
@@ -106,6 +109,14 @@ def measure_peak(device: torch.device, dtype: torch.dtype) -> Roofline:
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         best = max(best, 2.0 * size**3 / _least_seconds(partial(torch.mm, left, right), device))
     return Roofline(best)
+
+
+def measure_bandwidth(device: torch.device) -> Roofline:
+    """Measure the bytes that a copy reads and writes a second."""
+    source = torch.ones(_COPIED[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = _least_seconds(partial(target.copy_, source), device)
+    return Roofline(2.0 * source.nbytes / seconds, "bytes/s")
 
 
 def _least_seconds(run: Callable[[], object], device: torch.device) -> float:

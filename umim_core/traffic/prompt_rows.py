@@ -14,7 +14,7 @@ from umim_core.errors import GenerationError
 from umim_core.rules.matcher import Parts
 from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.roles import MESSAGE_ROLES, Role
-from umim_core.text.templates import render_chat
+from umim_core.text.template_process import render_chat
 from umim_core.text.token_ids import encode
 from umim_core.text.tokens import PIECE_CHARS, tokenize_parts
 from umim_core.traffic.requests import Left, Message, Request, dumped
