@@ -56,7 +56,6 @@ OURS = f"numba, {THREADS} threads" if THREADS > 1 else OURS_1
 LONG: Final = f"{OURS}, to 16 tokens"
 DUCKDB, DUCKDB_APRIORI = "DuckDB, packed ids", "DuckDB, packed, Apriori"
 POLARS, COUNTER = "Polars, packed ids", "Counter, packed ids"
-PREFIX: Final = f"{OURS_1}, prefix"  # stands in for OURS_1 where Counter reads a prefix only
 BOUND_TOKENS_PER_CORE: Final = 33e6  # memory accesses per token; docs/performance.md, P1
 RAY_TOKENS: Final = 10**8
 MAX_BITS: Final = 16
@@ -155,60 +154,58 @@ class Side:
 
     run: Callable[[], Any]
     read: Callable[[Any], Grams]
-    tokens: int
     cores: int = 1
 
 
-def make_sides(ids: NDArray[np.integer], tau: int, counter_tokens: int) -> dict[str, Side]:
-    """Return all sides, on ids in whole segments [T], of which Counter may read a prefix only."""
+def make_sides(ids: NDArray[np.integer], tau: int) -> dict[str, Side]:
+    """Return all sides, on ids in whole segments [T]."""
     rows = np.array(ids, dtype=np.int32).reshape(-1, SEGMENT)
-    few = rows[: max(1, counter_tokens // SEGMENT)]
     bits = max(1, int(rows.max()).bit_length())
     if bits > MAX_BITS:
         raise SystemExit(f"the peers' keys hold ids below {1 << MAX_BITS}, not {rows.max()}")
 
-    def ours(part: Rows, **how: Any) -> Side:
-        offsets = segment_borders(part.size, SEGMENT)
-        run = partial(count_ngrams, part.reshape(-1), offsets, tau, **how)
-        return Side(run, partial(grams_of_counts, bits=bits), part.size, how.get("threads", 1))
+    def ours(threads: int, **how: int) -> Side:
+        offsets = segment_borders(rows.size, SEGMENT)
+        run = partial(count_ngrams, rows.reshape(-1), offsets, tau, threads=threads, **how)
+        return Side(run, partial(grams_of_counts, bits=bits), threads)
 
     def peer(count: Callable[..., Grams], *how: str) -> Side:
-        return Side(partial(count, rows, bits, tau, *how), lambda grams: grams, rows.size, THREADS)
+        return Side(partial(count, rows, bits, tau, *how), lambda grams: grams, THREADS)
 
-    sides = {
-        OURS: ours(rows, threads=THREADS),
-        OURS_1: ours(rows, threads=1),
-        LONG: ours(rows, threads=THREADS, longest=MAX_LONGEST),
+    return {
+        OURS: ours(THREADS),
+        OURS_1: ours(1),
+        LONG: ours(THREADS, longest=MAX_LONGEST),
         DUCKDB: peer(duckdb_grams),
         DUCKDB_APRIORI: peer(duckdb_grams, _GROUP_SEMI),
         POLARS: peer(polars_grams),
-        COUNTER: Side(partial(counter_counts, few, bits, tau), grams_of_counter, few.size),
+        COUNTER: Side(partial(counter_counts, rows, bits, tau), grams_of_counter),
     }
-    return sides | ({PREFIX: ours(few, threads=1)} if len(few) < len(rows) else {})
 
 
-def compare(sides: dict[str, Side], rounds: int) -> Report:
-    """Run all sides in alternation and check that those that read the same find the same."""
-    firsts: dict[int, Grams] = {}  # by tokens read
+def compare(sides: dict[str, Side], tokens: int, rounds: int) -> Report:
+    """Run all sides in alternation on so many tokens and check that they find the same."""
+    firsts: Grams = {}
     equal: dict[str, bool] = {}
 
     def warmed(name: str, result: Any) -> None:
         grams = sides[name].read(result)
-        equal[name] = same(grams, firsts.setdefault(sides[name].tokens, grams))
+        firsts.update({} if firsts else grams)
+        equal[name] = same(grams, firsts)
 
     seconds = alternate({name: side.run for name, side in sides.items()}, rounds, warmed)
     against = dict.fromkeys((DUCKDB, DUCKDB_APRIORI, POLARS, OURS_1, LONG), OURS)
-    against[COUNTER] = PREFIX if PREFIX in seconds else OURS_1  # on as many cores
+    against[COUNTER] = OURS_1  # on as many cores
     return {
-        "corpus": {"tokens": sides[OURS].tokens, "segment_length": SEGMENT},
-        "rules": {str(n): len(counts) for n, (_, counts) in firsts[sides[OURS].tokens].items()},
+        "corpus": {"tokens": tokens, "segment_length": SEGMENT},
+        "rules": {str(n): len(counts) for n, (_, counts) in firsts.items()},
         "same": equal,
         "sides": {
             name: {
                 "cores": side.cores,
-                "tokens": side.tokens,
+                "tokens": tokens,
                 "seconds": spread(seconds[name]),
-                "tokens_per_s": side.tokens / spread(seconds[name])["median"],
+                "tokens_per_s": tokens / spread(seconds[name])["median"],
             }
             for name, side in sides.items()
         },
@@ -278,9 +275,8 @@ def gates(report: Report) -> dict[str, Gate]:
     times = {name: float(figures["median"]) for name, figures in report["ratios"].items()}
     sides, memory, ray = report["sides"], report["memory"], report["ray"]
     per_core = max(sides[name]["tokens_per_s"] / sides[name]["cores"] for name in (OURS, OURS_1))
-    counted_same = report["same"][COUNTER] and report["same"].get(PREFIX, True)
     judged = {
-        "equal_to_counter": at_least(float(counted_same), 1.0),
+        "equal_to_counter": at_least(float(report["same"][COUNTER]), 1.0),
         "times_duckdb": at_least(min(times[DUCKDB], times[DUCKDB_APRIORI]), 2.5),
         "times_counter_per_core": at_least(times[COUNTER], 5.0),
         "memory_of_bound": at_most(memory["peak_bytes"] / memory["bound_bytes"], 1.0),
@@ -300,7 +296,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     file, tau = ids_file(options), options.tau
     ids, _ = whole_segments(open_ids(file, options.tokens))
     report["tau"] = tau
-    report |= compare(make_sides(ids, tau, options.counter_tokens), options.rounds)
+    report |= compare(make_sides(ids, tau), len(ids), options.rounds)
     report["memory"] = fresh("mining", "count", ids=file, tokens=options.tokens, tau=tau)
     on_cluster = {"tokens": options.ray_tokens, "tau": tau, "rounds": options.ray_rounds}
     report["ray"] = options.ray and fresh(
@@ -321,7 +317,6 @@ BENCHMARK: Final = Benchmark(
     | {
         "tau": 5,
         "rounds": 10,
-        "counter_tokens": 1 << 24,
         "ray": Path,
         "ray_tokens": int,
         "ray_rounds": 3,

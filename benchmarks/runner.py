@@ -39,7 +39,6 @@ _HELP: Final = {
     "code": "source files, as a pattern",
     "commit": "recorded",
     "context": "tokens of a question's context, before merging",
-    "counter_tokens": "that Counter reads",
     "data": "folder of the public texts: bfcl, tools, general",
     "device": "cuda or cpu",
     "ending": "tokens of an answer",

@@ -90,7 +90,7 @@ def of_mining() -> Report:
             mining.OURS: {"tokens_per_s": 18e6, "cores": 2},
         },
         "ratios": {name: {"median": median} for name, median in ratios.items()},
-        "same": {mining.COUNTER: True, mining.PREFIX: True},
+        "same": {mining.COUNTER: True},
         "memory": {"peak_bytes": 90.0, "bound_bytes": 100.0},
         "ray": {"tokens": 10**8, "share": {"median": 0.6}},
     }
@@ -130,7 +130,6 @@ WORSE: list[tuple[str, str, object, list[str]]] = [
     ("training", f"{ZERO2}/ranks/1/weights", "another", ["ranks_equal"]),
     ("training", f"{ZERO2}/ranks/0/moment_bytes", 100, ["zero2_moments_of_ddp"]),
     ("mining", f"same/{mining.COUNTER}", False, ["equal_to_counter"]),
-    ("mining", f"same/{mining.PREFIX}", False, ["equal_to_counter"]),
     ("mining", f"ratios/{mining.DUCKDB_APRIORI}/median", 2.4, ["times_duckdb"]),
     ("mining", f"ratios/{mining.OURS_1}/median", 1.5, ["two_threads_times_one"]),
     ("mining", "memory/peak_bytes", 101.0, ["memory_of_bound"]),

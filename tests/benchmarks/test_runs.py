@@ -50,7 +50,7 @@ FULL = {
     "--steps 4 --rounds 1",
     "distill_step": "--ids rules.npy --shapes embedded --rows 1 --rounds 1",
     "matching": f"--ids zipf.npy --held-out {20 * SEGMENT} --rounds 2 --synthetic 100 100 100",
-    "mining": "--ids zipf.npy --rounds 1 --counter-tokens 20000 --ray zipf.npy --ray-rounds 1",
+    "mining": "--ids zipf.npy --rounds 1 --ray zipf.npy --ray-rounds 1",
 }
 
 

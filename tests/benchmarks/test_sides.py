@@ -76,9 +76,8 @@ def test_all_sides_of_mining_find_the_same_and_one_that_finds_less_is_seen(
     rng: np.random.Generator,
 ) -> None:
     ids = (rng.zipf(1.3, 80 * SEGMENT) % 1000).astype(np.uint32)
-    sides = make_sides(ids, 5, counter_tokens=len(ids))
-    assert mining.PREFIX not in sides
-    report = mining.compare(sides, rounds=1)
+    sides = make_sides(ids, 5)
+    report = mining.compare(sides, len(ids), rounds=1)
     assert report["same"] == dict.fromkeys(sides, True)
     counts = count_ngrams(ids, range(0, 80 * SEGMENT + 1, SEGMENT), 5)
     assert report["rules"] == {str(n): len(counts.keys[n]) for n in ORDERS}
@@ -91,7 +90,8 @@ def test_all_sides_of_mining_find_the_same_and_one_that_finds_less_is_seen(
         return {**result, 4: (keys[1:], found[1:])}
 
     few = {mining.OURS: sides[mining.OURS], mining.POLARS: replace(whole, run=short)}
-    assert mining.compare(few, rounds=1)["same"] == {mining.OURS: True, mining.POLARS: False}
+    found = mining.compare(few, len(ids), rounds=1)["same"]
+    assert found == {mining.OURS: True, mining.POLARS: False}
 
 
 # --- engine, perplexity, training steps
