@@ -8,11 +8,6 @@ module in bfloat16 (``--weights float32`` keeps it), the rules without the match
 which are built in memory. What the rounding changes is measured and stands in the results.
 ``--priced DIR``, made of it by ``umim prune --keep-all``, adds prices and the bound of decoding;
 ``--merge`` and ``--raw-tail`` are what it recommends to its users.
-
-python -m tools.shipping CHECKPOINT --adapted adaptation-NAME --name umim-docs-llama-adapted
-
-An adapted one has its figures in ``docs/results/adaptation-NAME.json`` already. It ships in
-float32, as it was measured, and its backbone is found by name.
 """
 
 from __future__ import annotations
@@ -20,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,14 +24,13 @@ from typing import Any, Final, TypeVar
 import torch
 from safetensors.torch import load_file
 
-from docs.make.cards import adapted_cards, model_cards
-from docs.make.document import RESULTS, ROOT, Document
-from docs.make.results import documents_of, part_label, read_results
+from docs.make import cards
+from docs.make.document import RESULTS, ROOT
+from docs.make.results import documents_of, part_label
 from flows import parts
 from tasks.cluster.lease import ClusterLease
 from tasks.plan.planner import Planner
 from tasks.report.compare import CellResult
-from tasks.report.render import Report
 from tasks.run.pipeline import site_of
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import STAGE_SCHEMA, Artifact, StageCall
@@ -106,30 +100,6 @@ def found(checkpoint: Path, recipe: Recipe) -> tuple[CellResult, parts.Sources]:
         f"a cell of the recipe {recipe.name} must have made the checkpoint",
         str(checkpoint),
         "Name the recipe that was run, as it was then.",
-    )
-
-
-def adapted_point(checkpoint: Path, report: Report) -> tuple[Report, Report]:
-    """Return the backbone and the point of an ``adaptation.json`` that are of a checkpoint.
-
-    It is the directory of a trained setting, below the artifact root that it was scored in.
-    """
-    trained = _artifact(checkpoint.parent)
-    stage = "choice-scores"
-    for place in sorted((checkpoint.parents[2] / stage).glob("*/manifest.json")):
-        scores = _artifact(place.parent)
-        manifest = scores.manifest()
-        if manifest["inputs"]["model.model"] != trained.digest:
-            continue
-        own = manifest["config"]["model"] | scores.metrics
-        for backbone in report["backbones"]:
-            for point in backbone["points"]:
-                if own.items() <= point.items():
-                    return backbone, point
-    raise ConfigError(
-        f"the results must hold a point that was measured on {checkpoint}",
-        f"adaptation {report['name']}",
-        "Name the results of the run that trained it, and a checkpoint that it scored.",
     )
 
 
@@ -311,22 +281,6 @@ def ship(
     return results
 
 
-def ship_adapted(checkpoint: Path, shipped: Path, results: Path) -> None:
-    """Store an adapted checkpoint with a note of its setting and of its committed results.
-
-    Its setting and threshold are to be named before test questions are scored, as the card says.
-    """
-    report = read_results(results)
-    place, point = adapted_point(checkpoint, report)
-    first = report["seeds"][0]
-    rule = "a checkpoint that ships must be of the first seed, not of the best one"
-    remedy = f"Name the checkpoint of seed {first}."
-    require(point["seed"] == first, ConfigError, rule, point["seed"], remedy)
-    noted = {"setting": point["setting"], "start": place["checkpoint"], "results": results.stem}
-    training = {"training": read_config(checkpoint).training | noted}
-    ship(checkpoint, shipped, lambda stored: None, "float32", defaults=training)
-
-
 def write_sums() -> None:
     """Write the digests of all shipped files, as ``sha256sum`` prints them."""
     files = {path.relative_to(ASSETS).as_posix(): path for path in ASSETS.rglob("*")}
@@ -344,14 +298,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--merge", choices=MERGES, help="what a generation merges by default")
     parser.add_argument("--raw-tail", type=int, help="last tokens of a prompt that stay raw then")
     parser.add_argument("--priced", help="the same, as umim prune --keep-all wrote it")
-    parser.add_argument("--adapted", metavar="NAME", help="of its results, adaptation-...")
     options = parser.parse_args(arguments)
     checkpoint = resolve_checkpoint(options.checkpoint).resolve()
     shipped = ASSETS / options.name / "checkpoint"
-    if options.adapted:
-        ship_adapted(checkpoint, shipped, RESULTS / f"{options.adapted}.json")
-        _finish(shipped, adapted_cards())
-        return
     recipe = find_recipe(options.recipe)
     if not isinstance(recipe, Recipe):
         parser.error(f"{options.recipe} trains no checkpoint")
@@ -368,12 +317,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     file = RESULTS / f"{recipe.name}.json"
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    _finish(shipped, [*model_cards(), *documents_of(file)])
-
-
-def _finish(shipped: Path, documents: Iterable[Document]) -> None:
-    """Write what is made of a shipped checkpoint's results, and the list of digests."""
-    for document in documents:
+    for document in (*cards.documents(), *documents_of(file)):
         document.write()
         print(document.path.relative_to(ROOT))
     write_sums()
