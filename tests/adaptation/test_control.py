@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerBase
 
-from support.tiny_models import random_backbone, random_model, tiny_config
+from support.tiny_models import random_backbone
 from support.trained_controls import KINDS, QUESTIONS, disturb, scores
 from umim_core.adaptation.control import (
     KIND,
@@ -25,16 +24,14 @@ from umim_core.adaptation.control import (
     write_control,
 )
 from umim_core.adaptation.preference import ending_scores
-from umim_core.backbone.backbone import Backbone, check_capabilities, wrap_backbone
+from umim_core.backbone.backbone import Backbone, check_capabilities
 from umim_core.backbone.model_identity import model_identity
 from umim_core.config.recipe import PreferenceConfig
 from umim_core.errors import (
     ArtifactError,
-    BackboneMismatchError,
     CheckpointError,
     ConfigError,
     MissingExtraError,
-    TokenizerMismatchError,
 )
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
@@ -140,21 +137,13 @@ def test_a_loaded_control_scores_as_the_saved_one(
     assert torch.equal(scores(MergedModel.without_merging(tiny_backbone)), base)
     assert not any(x.requires_grad for x in loaded.backbone.model.parameters())
     record = read_record(tmp_path / "control")
-    assert (record.kind, record.backbone_fingerprint) == (kind, tiny_backbone.fingerprint)
+    assert record.kind == kind
     assert record.size == fresh_control(kind, tiny_backbone, seed=0).size
     assert record.training == {"steps": 3, "best_score": -0.5}
 
 
-def test_another_backbone_and_a_damaged_directory_are_refused(
-    tiny_llama: Backbone, tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_a_damaged_directory_is_refused(tiny_llama: Backbone, tmp_path: Path) -> None:
     save("input-adapter", tiny_llama, tmp_path / "control")
-    for family, seed, difference in [("llama", 1, "the weights"), ("gpt2", 0, "model_type")]:
-        other = wrap_backbone(random_model(tiny_config(family), seed), tiny_tokenizer)
-        with pytest.raises(BackboneMismatchError, match=f"tiny-llama .*{difference}"):
-            load_control(tmp_path / "control", other)
-    with pytest.raises(TokenizerMismatchError, match="tiny-llama must have the tokenizer"):
-        load_control(tmp_path / "control", wrap_backbone(tiny_llama.model, None))
     path = tmp_path / "control" / "model.safetensors"
     save_file(load_file(path) | {"scale": torch.ones(3)}, path)
     with pytest.raises(ArtifactError):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluation.conftest import rolling
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import CheckpointError, ConfigError, GenerationError
@@ -133,13 +132,3 @@ def test_what_was_fetched_is_what_is_loaded(
     fetched = iter([str(checkpoint_path), "a later revision"])
     monkeypatch.setattr("umim_core.model.hub.snapshot_download", lambda *_, **__: next(fetched))
     assert UmimLM("some/repository", device="cpu").merged_model.matcher is not None
-
-
-def test_bars_are_hidden_where_tqdm_is_asked_to(
-    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TQDM_DISABLE", "1")
-    model = UmimLM(str(checkpoint_path), "none", device="cpu")
-    capfd.readouterr()
-    model.loglikelihood_rolling(rolling(["the cat sat on the mat"]))
-    assert capfd.readouterr().err == ""

@@ -27,16 +27,12 @@ from transformers.pytorch_utils import Conv1D
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import forked_generators
 from umim_core.backbone.model_files import frozen_twin
-from umim_core.checkpoint.checkpoint_files import BackboneRecord
 from umim_core.checkpoint.module_weights import WEIGHTS, read_weights, shapes_of, write_module
 from umim_core.errors import (
-    BackboneMismatchError,
     CheckpointError,
     ConfigError,
     MissingExtraError,
-    TokenizerMismatchError,
     look_up,
-    require,
 )
 from umim_core.merging.merged_model import MergedModel
 from umim_core.store.artifacts import (
@@ -190,47 +186,28 @@ def _with_model(backbone: Backbone, model: PreTrainedModel) -> Backbone:
 
 
 class ControlRecord(BaseModel):
-    """Content of a control's ``config.json``: its kind, parameters, training, and its backbone.
+    """Content of a control's ``config.json``: its kind, parameters and training."""
 
-    Fingerprints are SHA-256 of the backbone's architecture and weights, and of its tokenizer.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     kind: str
     size: int
-    backbone: str
-    backbone_revision: str | None
-    backbone_fingerprint: str
-    backbone_model: BackboneRecord
-    tokenizer_fingerprint: str
     training: dict[str, str | int | float | None]
 
 
 def write_control(
     control: Control, training: Mapping[str, str | int | float | None], directory: Path
 ) -> None:
-    backbone = control.merged_model.backbone
-    record = ControlRecord(
-        kind=control.kind,
-        size=control.size,
-        backbone=backbone.name,
-        backbone_revision=backbone.revision,
-        backbone_fingerprint=backbone.fingerprint,
-        backbone_model=BackboneRecord.of(backbone),
-        tokenizer_fingerprint=backbone.tokenizer_fingerprint,
-        training=dict(training),
-    )
+    record = ControlRecord(kind=control.kind, size=control.size, training=dict(training))
     write_json(directory / _CONFIG, record.model_dump(mode="json"))
     write_module(control.module, directory / WEIGHTS)
     write_manifest(directory, kind=KIND, schema=SCHEMA, body={})
 
 
 def load_control(directory: Path, backbone: Backbone) -> MergedModel:
-    """Return the base model that reads through a trained control."""
+    """Return the base model, of the backbone it was trained on, that reads through a control."""
     read_manifest(directory, kind=KIND, schema=SCHEMA, required=(_CONFIG, WEIGHTS))
     record = read_record(directory)
-    _check_backbone(record, backbone)
     control = fresh_control(record.kind, backbone, seed=0)
     weights = read_weights(directory / WEIGHTS, shapes_of(control.module))
     control.module.load_state_dict(weights)
@@ -242,16 +219,3 @@ def read_record(directory: Path) -> ControlRecord:
     rule = f"{directory / _CONFIG} must describe a control"
     with described(rule, "Train it again with this version.", CheckpointError):
         return ControlRecord.model_validate(read_json(directory / _CONFIG))
-
-
-def _check_backbone(record: ControlRecord, backbone: Backbone) -> None:
-    known, tokenizer = record.backbone_model, record.tokenizer_fingerprint
-    differences = backbone.identity.differences(known.model_type, known.config, known.weights)
-    rule = f"this control belongs to {record.backbone} ({record.backbone_fingerprint[:12]})"
-    value = f"{backbone.name} ({backbone.fingerprint[:12]}), which differs in: {differences}"
-    remedy = "Load the backbone it was trained on, or train a control for this one."
-    require(not differences, BackboneMismatchError, rule, value, remedy)
-    rule = f"{record.backbone} must have the tokenizer {tokenizer[:12]}"
-    value, remedy = backbone.tokenizer_fingerprint[:12], "Load that of the backbone it belongs to."
-    fits = not tokenizer or backbone.has_tokenizer(tokenizer)
-    require(fits, TokenizerMismatchError, rule, value, remedy)

@@ -48,7 +48,6 @@ from umim_core.evaluation.generated_rows import GeneratedText, read_gen_kwargs, 
 from umim_core.evaluation.model_args import (
     AUTO,
     AskedMerge,
-    bars_are_hidden,
     check_modes,
     check_sizes,
     checkpoint_config,
@@ -399,14 +398,13 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 f"{len(answer)} tokens of request {number}: {texts[1]!r}",
                 "Correct the task's data, or use a backbone with more positions.",
             )
-        hidden = disable_tqdm or bars_are_hidden()
         if self.scorer is None:
-            return self._loglikelihood_tokens(pairs, hidden)
+            return cast("list[Any]", self._loglikelihood_tokens(pairs, disable_tqdm))
         asked = [
             Request(np.array(context), np.array(answer), query, self.chats.parts(texts[0], context))
             for (texts, context, answer), query in zip(pairs, self._queries(requests), strict=True)
         ]
-        scores = self._score(self.scorer, asked, requests, hidden)
+        scores = self._score(self.scorer, asked, requests, disable_tqdm)
         return [(score.log_prob, score.greedy) for score in scores]
 
     def _score(
@@ -435,17 +433,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         cut = int(ids[:1] == [self.prefix_token_id])
         return [self.prefix_token_id], ids[cut:]
 
-    def _loglikelihood_tokens(
-        self,
-        requests: list[Any],
-        disable_tqdm: bool = False,
-        override_bs: int | None = None,
-    ) -> list[tuple[float, bool]]:
-        """Hide the bars of ``hf``, whose rolling loop asks for one per batch."""
-        hidden = disable_tqdm or bars_are_hidden()
-        found = super()._loglikelihood_tokens(requests, hidden, override_bs)
-        return cast("list[tuple[float, bool]]", found)
-
     @one_line_errors()
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -454,9 +441,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         self.check_requests(requests)
         if self.merge == "prompt":
             _log.warning("umim: rolling texts are all continuation; merge=all compresses them")
-        hidden = disable_tqdm or bars_are_hidden()
         if self.scorer is None:
-            return cast("list[float]", super().loglikelihood_rolling(requests, hidden))
+            return cast("list[float]", super().loglikelihood_rolling(requests, disable_tqdm))
         windows: list[Request] = []  # as ``hf`` cuts them
         owners: list[int] = []  # text of each window
         for number, request in enumerate(requests):
@@ -467,7 +453,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             ]
             owners += [number] * (len(windows) - len(owners))
         totals = [0.0] * len(requests)
-        scores = self._score(self.scorer, windows, [requests[k] for k in owners], hidden)
+        scores = self._score(self.scorer, windows, [requests[k] for k in owners], disable_tqdm)
         for owner, score in zip(owners, scores, strict=True):
             totals[owner] += score.log_prob
         return totals
@@ -489,9 +475,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         )
         longest = max(map(len, prompts), default=1)
         end = self.eot_token_id, self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        warn, hidden = partial(warning_once, _log), disable_tqdm or bars_are_hidden()
+        warn = partial(warning_once, _log)
         texts: list[str] = []
-        with tqdm(total=len(requests), disable=hidden, desc="Generating") as bar:
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Generating") as bar:
             for chunk in ordered.get_batched(n=self.rows_per_forward(longest)):
                 numbers, (given, *_) = zip(*chunk, strict=True)
                 kwargs = read_gen_kwargs(given, self.max_gen_toks, self.backbone, end, warn)

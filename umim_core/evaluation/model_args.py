@@ -1,4 +1,4 @@
-"""lm-eval's command: the model that ``--model_args`` name, errors in one line, hidden bars."""
+"""lm-eval's command: the model that ``--model_args`` name, errors in one line."""
 
 from __future__ import annotations
 
@@ -187,11 +187,6 @@ def one_line_errors() -> Iterator[None]:
         if program.stem not in _COMMANDS and program.parts[-2:] != ("lm_eval", "__main__.py"):
             raise
         raise SystemExit(f"umim: error: {error}") from error
-
-
-def bars_are_hidden() -> bool:
-    """Return whether ``TQDM_DISABLE`` is set; tqdm ignores it where lm-eval passes a flag."""
-    return os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
 
 
 def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
