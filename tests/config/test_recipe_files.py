@@ -119,7 +119,7 @@ def test_a_byte_order_mark_is_dropped(tmp_path: Path) -> None:
         (".inf", float("inf")), ("-.Inf", float("-inf")),
         ("true", True), ("False", False), ("~", None), ("null", None), ("", None),
         ("yes", "yes"), ("No", "No"), ("on", "on"), ("off", "off"), ("y", "y"), ("nan", "nan"),
-        ("2020-01-01", "2020-01-01"), ("010", "010"), ("1:30", "1:30"), ("1_0", "1_0"),
+        ("2020-01-01", "2020-01-01"), ("'010'", "010"), ('"1:30"', "1:30"), ("1_a", "1_a"),
         ("1.2.3", "1.2.3"), ("v1:30", "v1:30"), ("umim-docs-llama", "umim-docs-llama"),
         ("[1, a]", [1, "a"]), ("&a b", "b"), ("|\n  010\n", "010\n"), ("_", "_"), ("=", "="),
     ],
@@ -128,3 +128,14 @@ def test_words_are_those_of_yaml_1_2(tmp_path: Path, text: str, value: object) -
     (tmp_path / "r.yaml").write_text(f"a: {text}\n")
     found = read_recipe_file(tmp_path / "r.yaml")
     assert found == {"a": value} and type(found["a"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["010", "00", "-07", "08", "1:30", "190:20:30.15", "1_000", "1_0.5", "0b11", "0x_f", "010.5",
+     "+1_0", "0_1"],
+)  # fmt: skip
+def test_numbers_of_yaml_1_1_are_refused(tmp_path: Path, number: str) -> None:
+    (tmp_path / "r.yaml").write_text(f"a:\n- {number}\n")
+    with pytest.raises(ConfigError, match=r"line 2, column 3: .* is one number in YAML 1\.1"):
+        read_recipe_file(tmp_path / "r.yaml")

@@ -150,7 +150,7 @@ ALL = ["../real/d.txt", "B.TXT", "a.txt", "e.Md", "sub/c.text", "w[1] x\n.txt"]
 @pytest.mark.parametrize(
     ("name", "documents", "left_out"),
     [
-        ("d", ALL, 5),
+        ("d", ALL, 11),
         ("d/*", [n for n in ALL if "/" not in n and n != "a.txt"], 6),
         ("d/*/c.*", ["sub/c.text"], 0),
         ("d/w[[]1] *.txt", ["w[1] x\n.txt"], 0),
@@ -168,10 +168,10 @@ def test_folders_and_patterns_are_read_whole_and_say_what_they_leave_out(
     with caplog.at_level(logging.WARNING, "umim.progress"):
         assert sorted(texts(name)) == sorted(documents)
         assert expand((name,), "text") and len(caplog.messages) <= 2
-    assert (
-        caplog.messages[:1]
-        == [f"{name}: {left_out} left out, of other endings or no regular files"][:left_out]
+    said = (
+        f"{name}: {left_out} left out: hidden, linked twice, of other endings or no regular files"
     )
+    assert caplog.messages[:1] == [said][:left_out]
 
 
 def test_matches_of_patterns_come_sorted_by_path_and_may_have_any_ending_that_is_said() -> None:
@@ -217,7 +217,7 @@ REFUSED: list[tuple[str, str, str]] = [  # files, names, what is said
         for name in ("a.csv", "a.txt", "data/a", "data/a.csv", "a.json", "./a")
     ),
     ("e/x", "d", "a folder or pattern must give .*; got d, with no others"),
-    ("d/a.png d/.b.txt", "d", r"got d, with 1 others\. Name files that end in"),
+    ("d/a.png d/.b.txt", "d", r"got d, with 2 others\. Name files that end in"),
     ("d/a.txt d/b.jsonl d/c.json", "d", r"of one kind; got 1 text, 2 jsonl\. Name"),
     ("d/a.log", "d/*.log", r"must give .*; got d/\*\.log, with 1 others\. .*--kind text"),
     ("d/a.log", "d/*.none", "a folder or pattern must give"),

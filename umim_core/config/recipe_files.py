@@ -29,6 +29,12 @@ _WORDS: Final = {
         list("-+.0123456789"),
     ),
     "merge": (r"<<", ["<"]),
+    # Numbers of YAML 1.1, which 1.2 reads as others or as text: 010 is 8 or 10, 1:30 is 90 or text.
+    "old": (
+        r"[-+]?0[0-9_]+(\.[0-9_]*)?|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
+        r"|[-+]?0[bx][0-9a-fA-F_]+|[-+]?[0-9.]+_[0-9_.]*([eE][-+]?[0-9]+)?",
+        list("-+.0123456789"),
+    ),
 }
 
 
@@ -56,6 +62,15 @@ class _Loader(yaml.SafeLoader):
             )
 
 
+def _old_number(_: _Loader, node: yaml.ScalarNode) -> object:
+    rule = "is one number in YAML 1.1 and another or text in 1.2"
+    raise yaml.MarkedYAMLError(
+        problem=f"{node.value[:99]} {rule}: write it in decimal digits, or in quotes for text",
+        problem_mark=node.start_mark,
+    )
+
+
+_Loader.add_constructor("tag:yaml.org,2002:old", _old_number)
 _Loader.yaml_implicit_resolvers = {}
 for _name, (_shape, _first) in _WORDS.items():
     _Loader.add_implicit_resolver(

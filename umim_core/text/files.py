@@ -49,6 +49,7 @@ _UNPACK: Final[dict[str, Callable[[Any], Any]]] = {
     ".xz": lzma.open,
     ".bz2": bz2.open,
 }
+_OTHERS: Final = "hidden, linked twice, of other endings or no regular files"
 _READ_AHEAD: Final = 1 << 22  # bytes of one request to a remote file
 
 
@@ -175,26 +176,27 @@ def _local(name: str, kind: SourceKind | None) -> list[str]:
     )
     if not is_folder and not glob.has_magic(name):
         raise _missing(name)
-    found = [*_below(name)] if is_folder else glob.glob(name, recursive=True)
-    paths = [path for path in found if not os.path.isdir(path)]
+    globbed = () if is_folder else glob.glob(name, recursive=True)
+    pairs = [(path, os.path.isfile(path)) for path in globbed if not os.path.isdir(path)]
+    found = [*_below(name)] if is_folder else pairs
     kinds = (kind,) if kind else (*ENDINGS,)
-    files = [
-        path
-        for path in paths
-        # A pattern whose kind is said may match any ending.
-        if os.path.isfile(path) and (kind_of(path) in kinds or (kind and not is_folder))
-    ]
+    # A pattern whose kind is said may match any ending.
+    is_any = bool(kind) and not is_folder
+    files = [path for path, readable in found if readable and (is_any or kind_of(path) in kinds)]
+    others = len(found) - len(files)
     if not files:
-        raise _no_file(f"{name}, with {len(paths) or 'no'} others")
-    if len(files) < len(paths):
+        raise _no_file(f"{name}, with {others or 'no'} others")
+    if others:
         # The files of a corpus are looked for several times.
-        others = len(paths) - len(files)
-        warn_once(logger, f"{name}: {others} left out, of other endings or no regular files")
+        warn_once(logger, f"{name}: {others} left out: {_OTHERS}")
     return files
 
 
-def _below(base: str) -> Iterator[str]:
-    """Yield what is in a folder and below it, but hidden names; what is linked twice comes once."""
+def _below(base: str) -> Iterator[tuple[str, bool]]:
+    """Yield what is in a folder and below it, and whether it is a file to be read.
+
+    That is none that is hidden, or linked twice. Of folders these alone are named.
+    """
 
     def refuse(error: OSError) -> None:
         rule, remedy = f"{base}: its folders must be readable", "Change their modes, or name files."
@@ -203,14 +205,17 @@ def _below(base: str) -> Iterator[str]:
     read = {str(folder) for folder in Path(os.path.realpath(base)).parents}
     for place, folders, names in os.walk(base, onerror=refuse, followlinks=True):
         if (target := os.path.realpath(place)) in read:
+            yield place, False
             folders.clear()
             continue
         read.add(target)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (os.path.join(place, name) for name in names if not name.startswith(".")):
-            if (target := os.path.realpath(path)) not in read:
-                read.add(target)
-                yield path
+        hidden = [name for name in (*folders, *names) if name.startswith(".")]
+        yield from ((os.path.join(place, name), False) for name in hidden)
+        folders[:] = sorted(set(folders) - set(hidden))
+        for path in (os.path.join(place, name) for name in sorted(set(names) - set(hidden))):
+            target = os.path.realpath(path)
+            yield path, os.path.isfile(path) and target not in read
+            read.add(target)
 
 
 def _cut_pattern(pattern: str, at: int) -> tuple[str, list[str]]:
