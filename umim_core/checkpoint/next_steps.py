@@ -5,7 +5,6 @@ Paths are quoted for the shell, so that a line can be copied as it stands.
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,27 +25,15 @@ PROMPT: Final = "Once upon a time"
 TASKS_FOLDER: Final = Path(__file__).parents[1] / "evaluation" / "tasks"  # for lm-eval's command
 STEPS: Final = 200  # of ``umim train``
 BATCH_SIZE: Final = 8  # likewise
-_FEWEST_STEPS: Final = 50
-_MANY: Final = 3  # files that are named by their folder
+_NAMED: Final = 8  # texts that a line names
 
 
 def after_mining(
-    out: Path,
-    tokenizer: str | None,
-    texts: Sequence[str],
-    *,
-    reading: Reading,
-    tokens: int,
-    segment_length: int,
+    out: Path, tokenizer: str | None, texts: Sequence[str], reading: Reading
 ) -> list[str]:
     """Return how to train with mined rules."""
-    model = "MODEL" if tokenizer is None else tokenizer
-    trained = out.with_name(f"{out.name}-trained")
-    command = ["umim", "train", model, *_short(texts, reading), "--rules", str(out)]
-    command += _flags(reading)
-    once = math.ceil(tokens / (BATCH_SIZE * segment_length) / 10) * 10  # reads the text once
-    steps = min(max(once, _FEWEST_STEPS), STEPS)  # within what a first try needs
-    command += ["--steps", str(steps), "--out", str(trained)]
+    command = ["umim", "train", tokenizer or "MODEL", *_read(texts, reading), "--rules", str(out)]
+    command += ["--out", str(out.with_name(f"{out.name}-trained"))]
     return ["", "Next, train a merge module for these rules:", f"  {shlex.join(command)}"]
 
 
@@ -59,32 +46,10 @@ def after_fetching(name: str) -> list[str]:
     return ["", "Next, mine rules from texts of your own:", f"  {' '.join(command)}"]
 
 
-def _flags(reading: Reading) -> list[str]:
-    return [str(word) for pair in reading.flags.items() for word in pair]
-
-
-def _short(texts: Sequence[str], reading: Reading) -> list[str]:
-    """Return the folder of many files in their place, where it holds nothing else.
-
-    A shell has written out ``novels/*.txt``; the command to be copied says ``novels``. A folder
-    stands for its files of one kind, which their endings say, and not for hidden ones.
-    """
-    from umim_core.text.files import kind_of  # imports pyarrow
-
-    folder, files = Path(texts[0]).parent, set(map(Path, texts))
-    kinds = {None if file.name.startswith(".") else kind_of(file.name) for file in files}
-    if (
-        len(texts) < _MANY
-        or len(kinds) > 1
-        or kinds <= {None}
-        or reading.kind not in {None, *kinds}
-    ):
-        return list(texts)
-    try:
-        is_whole = set(folder.iterdir()) == files
-    except OSError:  # an address, or a folder that may not be listed
-        is_whole = False
-    return [str(folder)] if is_whole else list(texts)
+def _read(texts: Sequence[str], reading: Reading) -> list[str]:
+    """Return texts, as far as a line can name them, and how they are read."""
+    named = texts if len(texts) <= _NAMED else ["TEXTS"]
+    return [*named, *(str(word) for pair in reading.flags.items() for word in pair)]
 
 
 def after_making(
@@ -113,20 +78,14 @@ def after_pruning(
 ) -> list[str]:
     """Return how to use a pruned checkpoint, and how to train it further with its rules.
 
-    ``umim train`` takes models of no named revision; for others a recipe of the pipeline is named.
+    ``umim train`` takes models of no named revision.
     """
     generate = ["umim", "generate", PROMPT, "-c", str(out), "--show"]
-    use, rules = f"  {shlex.join(generate)}", str(out / "checkpoint" / "rules")
-    if config.backbone_revision is not None:
-        return [
-            use,
-            f"(A module of revision {config.backbone_revision} is trained by a recipe of the "
-            f"pipeline; the rules are in {rules}.)",
-        ]
-    train = ["umim", "train", config.backbone, *_short(texts, reading), "--rules", rules]
-    train += _flags(reading)
+    rules = str(out / "checkpoint" / "rules")
+    train = ["umim", "train", config.backbone, *_read(texts, reading), "--rules", rules]
     train += ["--start", str(out), "--out", str(out.with_name(f"{out.name}-trained"))]
-    return [use, f"  {shlex.join(train)}"]
+    lines = [f"  {shlex.join(generate)}", f"  {shlex.join(train)}"]
+    return lines[:1] if config.backbone_revision else lines
 
 
 def to_compare(recipe: Path) -> list[str]:

@@ -94,14 +94,7 @@ def mine(
 
         with computing():
             report = mine_rules(corpus, out, tokenizer=tokenizer, options=options)
-    steps = after_mining(
-        out,
-        backbone or tokenizer,
-        sources,
-        reading=reading,
-        tokens=report.tokens,
-        segment_length=options.length,
-    )
+    steps = after_mining(out, backbone or tokenizer, sources, reading)
     emit({"out": str(out)} | asdict(report), [*_lines(report, out), *steps], as_json)
 
 
