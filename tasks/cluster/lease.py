@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -27,7 +26,7 @@ class ClusterLease:
 
     Args:
         config: Address, cores, workers, strategy and what Ray gets.
-        root: Artifact root, which every node of a cluster sees or has in storage. Its ``ray-logs``
+        root: Artifact root, which every node of a cluster sees. Its ``ray-logs``
             receives the logs of a cluster in whose block a cluster's or an unforeseen error was
             raised; the error names the place. None keeps none.
     """
@@ -55,7 +54,7 @@ class ClusterLease:
                         )
                     )
                     if cluster.joined:
-                        cluster = replace(cluster, shared=check_nodes(self._logs))
+                        check_nodes(self._logs)
                     self._stack.push(opened.pop_all())
                 self._cluster = cluster
             return self._cluster

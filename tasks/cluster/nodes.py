@@ -1,6 +1,4 @@
-"""Checks of a cluster that others started: every node has the driver's code and its artifacts.
-
-A node sees the driver's artifact root, or reads the object storage that ``UMIM_ROOT`` names.
+"""Checks of a cluster that others started: every node has the driver's code and sees its artifacts.
 
 They are made when the cluster is joined, before the first task, by a task on each node that needs
 no core. Python on a node imports `tasks` and `umim_core` from wherever it was started.
@@ -13,7 +11,6 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -21,8 +18,7 @@ from typing import Final
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.worker_errors import first_cause
-from tasks.storage.remote_root import remote_root
-from umim_core.errors import ClusterError, UmimError, require
+from umim_core.errors import ClusterError, require
 from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
 from umim_core.store.disk import not_shared
 
@@ -30,7 +26,7 @@ ANSWER_SECONDS: Final = 30.0  # a worker process starts and imports in a few
 _SAME_CODE: Final = "every node must run the code of the driver"
 _SOURCES: Final = ("umim_core", "tasks", "flows")
 _GIT_SECONDS: Final = 10
-_Answer = tuple[dict[str, str], bool, str]
+_Answer = tuple[dict[str, str], bool]
 
 
 @dataclass(frozen=True)
@@ -84,39 +80,27 @@ def _commit(checkout: Path) -> str:
     return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
-def check_nodes(folder: Path | None) -> bool:
+def check_nodes(folder: Path | None) -> None:
     """Refuse the cluster that this process is connected to if a node differs.
 
     Args:
-        folder: A folder of the artifact root, which every node must see unless it reads the same
-            object storage as this process; None for no such need.
-
-    Returns:
-        Whether all nodes see the folder.
+        folder: A folder of the artifact root, which every node must see; None for no such need.
     """
     if folder is None:
-        return _check(None, None)
+        _check(None)
+        return
     folder.mkdir(parents=True, exist_ok=True)
     # No cache of a file system can know a name that is random.
     with tempfile.TemporaryDirectory(prefix="look-", dir=folder) as seen:
-        remote = remote_root()
-        with nullcontext() if remote is None else remote.mark() as mark:
-            return _check(Path(seen), mark)
+        _check(Path(seen))
 
 
-def _check(folder: Path | None, mark: str | None) -> bool:
-    answers = _ask(folder, mark)
-    require_same_code({node: CodeIdentity(**code) for node, (code, _, _) in answers.items()})
-    blind = {node: why for node, (_, sees, why) in sorted(answers.items()) if not sees}
-    if folder is None or not blind:
-        return True
-    if mark is None:
+def _check(folder: Path | None) -> None:
+    answers = _ask(folder)
+    require_same_code({node: CodeIdentity(**code) for node, (code, _) in answers.items()})
+    blind = [node for node, (_, sees) in sorted(answers.items()) if not sees]
+    if folder is not None and blind:
         raise not_shared(folder.parent, f"node {', '.join(blind)}")
-    refused = "; ".join(f"node {node}: {why}" for node, why in blind.items() if why)
-    rule = "every node must read the object storage of the driver, or see its UMIM_SCRATCH"
-    remedy = "Start Ray on the node with the storage's credentials in its environment."
-    require(not refused, ClusterError, rule, refused, remedy)
-    return False
 
 
 def require_same_code(nodes: Mapping[str, CodeIdentity]) -> None:
@@ -131,7 +115,7 @@ def require_same_code(nodes: Mapping[str, CodeIdentity]) -> None:
         require(same, ClusterError, _SAME_CODE, found, remedy)
 
 
-def _ask(folder: Path | None, mark: str | None) -> dict[str, _Answer]:
+def _ask(folder: Path | None) -> dict[str, _Answer]:
     """Return what each living node answers (``_answer``), by its address."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
@@ -141,7 +125,7 @@ def _ask(folder: Path | None, mark: str | None) -> dict[str, _Answer]:
     asked = {
         node["NodeManagerAddress"] + ":" + str(node["NodeManagerPort"]): answer.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(None if folder is None else str(folder), mark)
+        ).remote(None if folder is None else str(folder))
         for node in ray.nodes()
         if node["Alive"]
     }
@@ -165,14 +149,6 @@ def _ask(folder: Path | None, mark: str | None) -> dict[str, _Answer]:
     return answers
 
 
-def _answer(folder: str | None, mark: str | None) -> _Answer:
-    """Say, on a node, what it runs, whether it sees a folder, why it cannot read the storage."""
-    sees, storage = folder is None or Path(folder).is_dir(), ""
-    if mark is not None and not sees:
-        try:
-            remote = remote_root()
-            if remote is None or remote.read(mark) is None:
-                storage = "another storage"
-        except UmimError as error:
-            storage = str(error)
-    return asdict(code_identity()), sees, storage
+def _answer(folder: str | None) -> _Answer:
+    """Say, on a node, what it runs, and whether it sees a folder."""
+    return asdict(code_identity()), folder is None or Path(folder).is_dir()

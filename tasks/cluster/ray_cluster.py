@@ -49,7 +49,6 @@ class Cluster:
         gpus: GPUs it offers.
         logs: Ray's log files of a cluster started here, deleted when it stops; None for others.
         joined: Whether others started it, and this block connected to it.
-        shared: Whether all of its nodes see the artifact root of this process.
     """
 
     address: str
@@ -57,36 +56,11 @@ class Cluster:
     gpus: int
     logs: Path | None = None
     joined: bool = False
-    shared: bool = True
 
     @property
     def is_here(self) -> bool:
         """Whether it is of this machine alone, so that its size stays."""
         return self.address.startswith("127.0.0.1:")
-
-    def writers(self) -> list[Mapping[str, float]]:
-        """Return what each machine offers whose tasks may write into the artifact root.
-
-        Without a shared root that is the driver's alone.
-        """
-        import ray
-
-        here = ray.get_runtime_context().get_node_id()
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        return [n["Resources"] for n in alive if self.shared or n["NodeID"] == here]
-
-    def beside_driver(self) -> dict[str, float]:
-        """Return the resources that put a task which writes into the artifact root near it.
-
-        Without a shared root it is there on the driver's machine alone.
-        """
-        if self.shared:
-            return {}
-        import ray
-
-        here = ray.get_runtime_context().get_node_id()
-        [address] = [n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == here]
-        return {f"node:{address}": 0.001}
 
 
 @contextlib.contextmanager

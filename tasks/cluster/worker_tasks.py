@@ -17,7 +17,6 @@ from typing import Final, TypeVar
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import LOCAL, Cluster, cluster_address
 from tasks.cluster.worker_errors import cluster_error
-from tasks.storage.remote_root import fetch_inputs
 from umim_core.backbone.devices import release_memory
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError, require
@@ -84,13 +83,10 @@ def run_on_cluster(
         rule = f"a task of the cluster needs {needed} {kind}"
         fits = needed <= room or not cluster.is_here
         require(fits, ClusterError, rule, room, "Name a larger cluster.")
-    if writes is not None:
-        require_room_to_write(cluster, cores, gpus)
     # Ray ends a worker after each task with a GPU by default; it would load its model every time.
     remote = ray.remote(
         num_cpus=cores,
         num_gpus=gpus,
-        resources=None if writes is None else cluster.beside_driver() or None,
         max_calls=0,
         max_retries=_RESTARTS,
     )(_call)
@@ -108,21 +104,6 @@ def run_on_cluster(
             ray.cancel(reference, force=True)
 
 
-def require_room_to_write(cluster: Cluster, cores: int, gpus: int = 0) -> None:
-    """Refuse tasks that write where no machine for them has room: Ray would let them wait for ever.
-
-    Machines that share the root may still come.
-    """
-    if cluster.shared:
-        return
-    (here,) = cluster.writers()
-    for needed, kind in ((cores, "CPU"), (gpus, "GPU")):
-        offered = here.get(kind, 0)
-        rule = f"the driver's node of the Ray cluster must offer {needed} {kind}s to what writes"
-        remedy = "Start Ray with more there, or set UMIM_SCRATCH to a folder that all nodes mount."
-        require(needed <= offered, ClusterError, rule, f"{offered:g}", remedy)
-
-
 def call_on_worker(
     lease: ClusterLease,
     job: Callable[[], R],
@@ -138,8 +119,7 @@ def call_on_worker(
 
     Args:
         lease: The cluster, started at the first need.
-        job: As of `run_on_workers`. Paths in it are absolute, and of finished stages: a worker that
-            does not share their disk fetches them from object storage.
+        job: As of `run_on_workers`. Paths in it are absolute.
         alone: Whether it has all cores of a machine instead, and all GPUs of this one, so that no
             other call of the cluster runs beside it.
         writes: As for `run_on_workers`.
@@ -191,7 +171,6 @@ def _call(job: Callable[[], R], writes: Path | None) -> R:
     if writes is not None and not writes.is_dir():
         raise not_shared(writes, f"node {socket.gethostname()}")
     try:
-        fetch_inputs(job)
         return job()
     finally:
         release_memory()  # of a GPU that another worker may have next

@@ -31,7 +31,6 @@ from ray.data.context import ShuffleStrategy
 from ray.exceptions import RayError
 
 from tasks.cluster.worker_errors import cluster_error
-from tasks.storage.remote_root import local_copy
 from umim_core.errors import ClusterError
 from umim_core.mining.counting import (
     NO_KEYS,
@@ -67,7 +66,7 @@ class Corpus:
     """Tokens that every worker can read.
 
     Attributes:
-        tokens: Folder of token files, which all nodes see or fetch from storage, or an array.
+        tokens: Folder of token files, which all nodes see, or an array.
         offsets: Segment borders [num_segments + 1].
         excluded: Ids that take part in no gram.
     """
@@ -79,7 +78,7 @@ class Corpus:
     def open(self) -> Tokens:
         """Return the tokens, memory-mapped where they are files."""
         if isinstance(self.tokens, Path):
-            return TokenFiles.open(local_copy(self.tokens))
+            return TokenFiles.open(self.tokens)
         return self.tokens
 
 

@@ -6,10 +6,7 @@ With ``UMIM_ROOT=s3://bucket/prefix`` (or ``gs://``, ``az://``) stages are built
     stages/<stage>/<key>/manifest.json   of a finished stage; written last, created once
     stages/<stage>/<key>/<digest>/...    its files; <digest> is that of the manifest
     checkpoints/<name>.json              names of checkpoints
-    marks/<random>                       left while the nodes of a cluster are asked who sees it
-
-Nodes of a cluster that share no disk with the driver read a finished stage from there, once, into
-an ``artifact_root()`` of their own, at the same path as the driver's.
+    clock                                written anew to learn the storage's time
 
 A stage without a manifest is not there. Two machines may build one at the same time: the manifest
 of the first counts, and the files of the other lie in a folder of their own unless they are equal.
@@ -25,11 +22,10 @@ import logging
 import math
 import os
 import pkgutil
-import secrets
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -195,16 +191,6 @@ class RemoteRoot:
         place = f"stages/{name}/{MANIFEST}"
         return self._parsed(StoredManifest, place, data or self.read(place) or b"")
 
-    @contextlib.contextmanager
-    def mark(self) -> Iterator[str]:
-        """Leave an object of a random name, by which others see that they use this storage."""
-        place = f"marks/{secrets.token_hex(8)}"
-        self.write(place, b"seen")
-        try:
-            yield place
-        finally:
-            self.remove(place)
-
     def store_record(self, record: Path) -> None:
         """Store the record of a checkpoint's name, a file below ``artifact_root()``."""
         self.write(record.relative_to(artifact_root()).as_posix(), record.read_bytes())
@@ -222,8 +208,9 @@ class RemoteRoot:
 
     def now(self) -> float:
         """Return the time by which the storage dates what is written."""
-        with self.mark() as place, self._typed_errors():
-            return modified(self.filesystem.info(place))
+        self.write("clock", b"")
+        with self._typed_errors():
+            return modified(self.filesystem.info("clock"))
 
     def objects(self, folder: str) -> dict[str, Entry]:
         """Return all objects below a folder by their name there."""
@@ -328,44 +315,3 @@ def modified(entry: Entry) -> float:
 
 def _shown(error: BaseException) -> str:
     return scrubbed(str(error), *(os.environ.get(name, "") for name in _ENDPOINTS))
-
-
-def local_copy(path: Path) -> Path:
-    """Return a path, of a finished stage once the stage is on this machine.
-
-    A stage that is not finished, and a path outside the artifact root, are left to the caller.
-    """
-    root = artifact_root()
-    if remote_address() is None or not path.is_relative_to(root) or path.exists():
-        return path
-    stage, key, *_ = (*path.relative_to(root).parts, "", "")
-    remote = remote_root()
-    if remote is not None and key and "." not in key:
-        final = root / stage / key
-        with fetching(final):
-            if not path.exists():
-                remote.fetch(f"{stage}/{key}", final)
-    return path
-
-
-def fetch_inputs(job: object) -> None:
-    """Bring every finished stage that a job names a path of to this machine.
-
-    Args:
-        job: Paths, or absolute names of files, in calls, dataclasses, models, mappings and lists.
-    """
-    if remote_address() is None:
-        return
-    if isinstance(job, str | Path):
-        if Path(job).is_absolute():
-            local_copy(Path(job))
-        return
-    if isinstance(job, functools.partial):
-        job = [*job.args, *job.keywords.values()]
-    elif isinstance(job, BaseModel) or (is_dataclass(job) and not isinstance(job, type)):
-        job = list(vars(job).values())
-    elif isinstance(job, Mapping):
-        job = list(job.values())
-    if isinstance(job, list | tuple):
-        for item in job:
-            fetch_inputs(item)

@@ -126,11 +126,8 @@ def gc(
             remote.remove_folder(f"stages/{name}")
             removed.append(name)
             size += sum(entry["size"] for entry in objects.values())
-    marks = [name for name, of in remote.objects("marks").items() if now - modified(of) >= _DAY]
-    for name in marks:
-        remote.remove(f"marks/{name}")
-    line = f"removed {len(removed)} stages, {len(marks)} marks, {size / _GIB:.3f} GiB"
-    emit({"stages": removed, "objects": len(marks), "size": size}, [line], as_json)
+    line = f"removed {len(removed)} stages, {size / _GIB:.3f} GiB"
+    emit({"stages": removed, "size": size}, [line], as_json)
 
 
 @app.command()

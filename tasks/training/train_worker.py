@@ -1,15 +1,15 @@
 """Training workers on Ray Train or in process, and their launch.
 
-Workers share the file system of the artifact root; where the nodes of a cluster do not, they run on
-the driver's machine.
+Workers share the file system of the artifact root.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -22,7 +22,7 @@ from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import UmimError
 from umim_core.progress import followed
 from umim_core.store.artifacts import write_json
-from umim_core.store.disk import leave_mark, not_shared, sees_mark
+from umim_core.store.disk import not_shared
 from umim_core.store.publication import STATE
 from umim_core.training.train_job import TrainJob, read_summary, run_job
 from umim_core.training.train_ranks import rank_and_world, ranks_where
@@ -50,8 +50,8 @@ def launch_worker(
         if lease.config.workers == 0:
             worker(fields)
         else:
-            with lease.room(lease.config.workers) as machines:
-                _launch_ray(worker, fields, lease.config, state / "ray", machines.beside_driver())
+            with lease.room(lease.config.workers):
+                _launch_ray(worker, fields, lease.config, state / "ray")
     return read_summary(out)
 
 
@@ -60,7 +60,6 @@ def _launch_ray(
     fields: Fields,
     cluster: ClusterConfig,
     scratch: Path,
-    place: Mapping[str, float],
 ) -> None:
     from ray.exceptions import RayError
     from ray.train import (
@@ -75,20 +74,20 @@ def _launch_ray(
     from tasks.training.meeting import MeetingConfig
 
     shutil.rmtree(scratch, ignore_errors=True)  # our state resumes; Ray's own record must not
-    mark = leave_mark(scratch)
-    kind = "GPU" if cluster.use_gpu else "CPU"
+    # Workers look for it: no cache of a file system can know a name that is random.
+    meeting = scratch / secrets.token_hex(8)
+    meeting.mkdir(parents=True)
     trainer = TorchTrainer(
-        partial(_run_rank, worker, str(scratch), mark),
+        partial(_run_rank, worker, str(meeting)),
         train_loop_config=fields,
         scaling_config=ScalingConfig(
             num_workers=cluster.workers,
             use_gpu=cluster.use_gpu,
-            resources_per_worker={kind: 1, **place} if place else None,
         ),
         torch_config=MeetingConfig(backend="nccl" if cluster.use_gpu else "gloo"),
         run_config=RunConfig(
             name="train",
-            storage_path=str(scratch),
+            storage_path=str(meeting),
             failure_config=FailureConfig(
                 max_failures=cluster.max_restarts,
                 controller_failure_limit=cluster.max_restarts,  # Ray's default never gives up
@@ -102,11 +101,11 @@ def _launch_ray(
             thread.submit(trainer.fit).result()
         finally:
             thread.shutdown(wait=False)
-        _raise_recorded(scratch, cluster.workers)
+        _raise_recorded(meeting, cluster.workers)
     except (WorkerGroupError, ControllerError, RayError) as error:
         if isinstance(error, RayError):  # the process that leads the workers was lost
             _release(getattr(error, "actor_id", None))
-        _raise_recorded(scratch, cluster.workers)
+        _raise_recorded(meeting, cluster.workers)
         rule = "the controller of a training must stay alive"  # it leads the workers
         again = "Run the same command again; it resumes from the last state."
         if isinstance(error, WorkerGroupError):  # also a typed error without the scratch folder
@@ -146,7 +145,7 @@ def _release(controller: str | None) -> None:
         logger.warning("the workers' places are not given back: %s", error)
 
 
-def _run_rank(worker: Worker, scratch: str, mark: int, fields: Fields) -> None:
+def _run_rank(worker: Worker, scratch: str, fields: Fields) -> None:
     """Call a worker function on a Ray worker, once: Ray starts a group again after any error.
 
     A lost worker is worth another try, but a typed error would only come back. It goes to a
@@ -154,7 +153,7 @@ def _run_rank(worker: Worker, scratch: str, mark: int, fields: Fields) -> None:
     """
     folder = Path(scratch)
     rank, world = rank_and_world()
-    shared = sees_mark(folder, mark)
+    shared = folder.is_dir()
     if ranks_where(shared and bool(_error_files(folder, world))):
         return
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +25,6 @@ _REFUSALS: Final = (
 _IRREPLACEABLE: Final = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.EROFS)
 REMEDY: Final = "Free space or choose another directory."
 _MOST_LINKS: Final = 40
-_MARK_BITS: Final = 62  # an int64 that is never negative
 
 
 def user_cache() -> Path:
@@ -169,31 +167,6 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def leave_mark(folder: Path) -> int:
-    """Put a mark into a folder, in place of any older one, and return its number.
-
-    The number is random and part of the name: no cache of a file system can know it.
-    """
-    mark = secrets.randbits(_MARK_BITS)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for older in folder.glob("mark-*"):
-            older.unlink()
-        _mark_path(folder, mark).touch()
-    except OSError as error:
-        raise unwritable(folder, 0, error) from error
-    return mark
-
-
-def sees_mark(folder: Path, mark: int) -> bool:
-    """Tell whether a folder is the one in which the mark was left."""
-    return _mark_path(folder, mark).is_file()
-
-
-def _mark_path(folder: Path, mark: int) -> Path:
-    return folder / f"mark-{mark:016x}"
 
 
 def not_shared(folder: Path, where: str) -> ClusterError:

@@ -4,11 +4,9 @@ import time
 from functools import partial
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 from ray.exceptions import NodeDiedError, OutOfMemoryError, RayTaskError
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
@@ -19,16 +17,12 @@ from tasks.cluster.worker_errors import cluster_error
 from tasks.cluster.worker_tasks import (
     _call,
     cores_of_a_call,
-    run_on_cluster,
     run_on_workers,
 )
-from tasks.data import tokenizing
 from tasks.run.pipeline import side_by_side
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError, NumericalError
-from umim_core.text.sources import TokenIds
 
-TOKENIZER = tokenizing.TokenizerRef("any", None, "any")
 HERE, AWAY = "127.0.0.1:6379", "10.0.0.1:6379"
 
 
@@ -86,59 +80,6 @@ def test_a_call_has_its_share_of_this_machine_however_many_workers_there_are(
     cluster = Cluster(address, cpus=16, gpus=4)
     shares = {cores_of_a_call(ClusterConfig(workers=n, **config), cluster) for n in (1, 8)}
     assert shares == {cores}
-
-
-def away(monkeypatch: pytest.MonkeyPatch, driver: int, *, shared: bool) -> ClusterLease:
-    """Return a lease of a cluster of the driver's node with so many cores, and one with eight."""
-    nodes = [
-        {"NodeID": name, "NodeManagerAddress": name, "Alive": True, "Resources": {"CPU": cores}}
-        for name, cores in (("here", float(driver)), ("there", 8.0))
-    ]
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    context = SimpleNamespace(get_node_id=lambda: "here")
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    cluster = Cluster(AWAY, cpus=driver + 8, gpus=0, joined=True, shared=shared)
-    lease = ClusterLease(ClusterConfig(address=AWAY))
-    monkeypatch.setattr(lease, "ensure", lambda: cluster)
-    return lease
-
-
-def test_without_a_shared_root_what_writes_must_fit_on_the_node_of_the_driver(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lease = away(monkeypatch, 2, shared=False)
-    with pytest.raises(ClusterError) as raised:
-        run_on_cluster(lease, {"": int}, lambda *_: None, 3, writes=Path())
-    assert raised.value.rule.startswith("the driver's node of the Ray cluster must offer 3")
-    assert raised.value.value == "2"
-    assert "UMIM_SCRATCH" in raised.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("shared", "driver", "threads"), [(True, 4, 4), (True, 0, 4), (False, 4, 2)]
-)
-def test_tokenising_has_the_cores_of_the_machines_that_it_may_run_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: bool, driver: int, threads: int
-) -> None:
-    asked: list[int] = []
-
-    def note(_: object, calls: dict[int, Any], finished: Any, cores: int, **__: object) -> None:
-        asked.append(cores)
-        for number in calls:
-            finished(number, ClusterError("noted"))
-
-    monkeypatch.setattr(tokenizing, "run_on_cluster", note)
-    job = tokenizing.TokenJob("x", 0, TokenIds(path="ids.npy"), tmp_path, TOKENIZER)
-    tokenizing._run_on_cluster([job, job], away(monkeypatch, driver, shared=shared))
-    assert asked == [threads]
-
-
-def test_tokenising_on_a_driver_without_cores_is_refused_if_no_other_node_has_its_root(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    job = tokenizing.TokenJob("x", 0, TokenIds(path="ids.npy"), tmp_path, TOKENIZER)
-    with pytest.raises(ClusterError, match=r"the driver's node .* must offer 1 CPUs .*; got 0"):
-        tokenizing._run_on_cluster([job], away(monkeypatch, 0, shared=False))
 
 
 def test_a_worker_that_does_not_see_the_folder_to_write_into_writes_nothing(tmp_path: Path) -> None:

@@ -16,12 +16,9 @@ from support.worker_kills import WorkerKiller
 from tasks.cluster.lease import ClusterLease
 from tasks.data.tokenizing import (
     TokenizerRef,
-    TokenJob,
-    checked,
     split_jobs,
     tokenize_file,
     tokenize_splits,
-    written,
 )
 from tasks.run.site import Site
 from tasks.run.stage import Artifact
@@ -38,7 +35,7 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import FilesCorpus
 from umim_core.config.recipe import ClusterConfig
-from umim_core.errors import ArtifactError, ClusterError, CorpusError, TokenizerMismatchError
+from umim_core.errors import ArtifactError, CorpusError, TokenizerMismatchError
 from umim_core.store.artifacts import directory_digest, payload_files, sha256_file
 from umim_core.text.sources import JsonLines, TextFiles
 from umim_core.text.token_files import TokenFiles
@@ -250,30 +247,3 @@ def test_a_killed_worker_leaves_the_bytes_alone(tmp_path: Path) -> None:
     found = {name: sha256_file(path) for name, path in payload_files(directory).items()}
     assert found.pop("index.json")
     assert found == {n: sha256_file(p) for n, p in payload_files(tmp_path / "one").items()}
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> TokenJob:
-    """A job of a worker that sees the folder of the driver."""
-    (tmp_path / "a.txt").write_text("Return the axis of it. " * 100)
-    reference = TokenizerRef(NAME, None, tokenizer_fingerprint(load_tokenizer(NAME)))
-    source = TextFiles(paths=(str(tmp_path / "a.txt"),))
-    (made,) = split_jobs("x", source, tmp_path / "x", reference)
-    return made
-
-
-@pytest.mark.parametrize("damage", ["missing", "altered"])
-def test_a_shard_that_is_not_here_as_its_worker_wrote_it_is_refused(
-    job: TokenJob, damage: str
-) -> None:
-    outcome = written(job)
-    whole = checked(outcome, job)
-    assert not isinstance(whole, Exception) and whole.tokens > 0
-    path = job.directory / whole.parts[0].files[0]
-    content = path.read_bytes()
-    path.unlink()
-    if damage == "altered":
-        path.write_bytes(content[:-4] + b"\0\0\0\1")
-    error = checked(outcome, job)
-    assert isinstance(error, ClusterError)
-    assert "as its worker wrote it" in str(error) and str(path) in str(error)

@@ -7,9 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,17 +17,14 @@ from typer.testing import CliRunner
 
 from support.processes import run_command
 from support.s3 import Machine, environment, forget_servers
-from support.sites import made
-from tasks.cluster.nodes import _answer
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.storage import remote_root as module
-from tasks.storage.remote_root import RemoteRoot, fetch_inputs, local_copy
+from tasks.storage.remote_root import RemoteRoot
 from tasks.storage.store_commands import app
 from umim_core.checkpoint.checkpoint_index import artifact_root, record_checkpoint
 from umim_core.errors import ArtifactError, ConfigError, LockError
 from umim_core.store.artifacts import write_manifest
 from umim_core.store.locking import directory_lock
-from umim_core.text.sources import TextFiles
 
 SPEC = StageSpec("count", 1, {"tau": 5}, {"tokens": "a" * 64})
 NAME = f"count/{SPEC.key}"
@@ -153,7 +148,7 @@ def test_a_kill_during_the_upload_leaves_nothing(
     remote = machine("other")
     [[left]] = remote.stages().values()
     assert left.endswith("/a.txt") and call("ls") == {"stages": []}
-    assert call("gc", "--older-than", "0") == {"stages": [], "objects": 0, "size": 0}
+    assert call("gc", "--older-than", "0") == {"stages": [], "size": 0}
     digest, executed = process("first", "ends")
     assert executed == "False"  # it was whole here: only the upload was missing
     assert call("verify", "--read") == {"wrong": []}
@@ -250,9 +245,8 @@ def test_a_collection_removes_what_is_old_and_has_no_name(
     remote = machine("first")
     named, other = stored(remote, "distill", "novels/wt"), stored(remote, "mine")
     altered(remote, "stages/mine/cut/0/data.txt", b"of an upload under way")
-    altered(remote, "marks/0", b"of a killed driver")
     altered(remote, f"stages/mine/{'0' * 64}.json", b"of a former version")
-    nothing = {"stages": [], "objects": 0, "size": 0}
+    nothing = {"stages": [], "size": 0}
     assert call("gc", "--older-than", "1") == nothing
     true_entry, now = module.modified, time.time()
 
@@ -273,8 +267,7 @@ def test_a_collection_removes_what_is_old_and_has_no_name(
     assert call("gc", "--older-than", "0")["stages"] == [other]
     dated(1.5)
     done = call("gc", "--older-than", "1")
-    assert (done["stages"], done["objects"]) == (["mine/cut"], 1)
-    assert {*remote.stages()} == {named} and remote.objects("marks") == {}
+    assert done["stages"] == ["mine/cut"] and {*remote.stages()} == {named}
     assert remote.read(f"stages/mine/{'0' * 64}.json") is not None
     with pytest.raises(ConfigError, match="must be at least 0 days"):
         call("gc", "--older-than", "nan")
@@ -324,58 +317,3 @@ def test_commands_list_and_fetch_a_named_checkpoint(
     altered(remote, "checkpoints/old.json", {"path": "distill/none/checkpoint"})
     with pytest.raises(ArtifactError, match="stored by an older version of umim"):
         call("fetch", "old")
-
-
-@dataclass(frozen=True)
-class Job:
-    tokenized: Artifact
-    texts: tuple[TextFiles, ...]
-    rules: str
-    elsewhere: Path
-
-
-def built(name: str, text: str = "x") -> Artifact:
-    return made(artifact_root(), name, lambda out: (out / "a.txt").write_text(text))
-
-
-def seen_from(node: Path, driver: Path, path: Path) -> Path:
-    return node / path.relative_to(driver)
-
-
-def test_what_a_job_names_is_fetched_and_nothing_else(machine: Machine, tmp_path: Path) -> None:
-    machine("driver")
-    stages = {name: built(name, name) for name in ("tokenize", "corpus", "filter", "count")}
-    machine("node")
-    here = {
-        name: seen_from(tmp_path / "node", tmp_path / "driver", stage.path)
-        for name, stage in stages.items()
-    }
-    job = Job(
-        replace(stages["tokenize"], path=here["tokenize"]),
-        (TextFiles(paths=(str(here["corpus"] / "a.txt"),)),),
-        str(here["filter"] / "rules"),
-        tmp_path / "driver" / "of another",
-    )
-    fetch_inputs(partial(print, job))
-    for name in ("tokenize", "corpus", "filter"):
-        assert (here[name] / "a.txt").read_text() == name
-    assert not here["count"].exists()
-    assert local_copy(here["count"] / "a.txt").read_text() == "count"
-
-
-def test_a_stage_that_is_being_built_is_not_looked_for(machine: Machine, tmp_path: Path) -> None:
-    machine("node")
-    path = artifact_root() / "tokenize" / f"{'0' * 64}.partial" / "train"
-    assert local_copy(path) == path and not (tmp_path / "node").exists()
-
-
-def test_a_node_says_why_it_cannot_read_the_storage(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remote, folder = machine("driver"), str(tmp_path / "driver" / "look")
-    with remote.mark() as mark:
-        assert _answer(folder, mark)[1:] == (False, "")
-        assert _answer(str(tmp_path), mark)[1:] == (True, "")
-    assert _answer(folder, mark)[1:] == (False, "another storage")
-    monkeypatch.setenv("UMIM_ROOT", "nowhere://umim")
-    assert "umim[s3]" in _answer(folder, mark)[2]
