@@ -31,9 +31,7 @@ def full_pipeline(recipe: str = "embedded") -> str:
         results, shipped = parts.run_everything(run)
         rows = comparison_rows(results, shipped, run.recipe.seed)
         record_comparison(run, rows)
-        report = run.stage(
-            report_stage(recipe=run.recipe, cells=results, shipped=shipped, links=run.links())
-        )
+        report = run.stage(report_stage(recipe=run.recipe, cells=results, shipped=shipped))
         compared = comparison(rows, run.recipe.model_dump(mode="json"))
         run.announce(report, table_markdown(compared))
         return str(report.path)

@@ -64,7 +64,6 @@ class ReportData(BaseModel):
             each: ``before`` over raw tokens, added up by unit, and ``after``.
         similarity: Mean cosines of the surrogates of an ``order`` with embeddings.
         chance: Accuracy of guessing, 0..1; of several tasks by task.
-        links: Pages of MLflow and Prefect.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,7 +81,6 @@ class ReportData(BaseModel):
     attention: Report | None = None
     similarity: tuple[Report, ...] = ()
     chance: float | dict[str, float] | None = None
-    links: dict[str, str] = Field(default_factory=dict)
 
     def chance_of(self, task: str) -> float | None:
         """Return the accuracy of guessing on a task, or None where it is unknown."""
@@ -334,7 +332,6 @@ def _values(data: ReportData, figures: Sequence[ReportFigure]) -> Report:
         "data": data,
         "first": [drawn for drawn in figures if drawn.name == FIRST],
         "figures": [drawn for drawn in figures if drawn.name != FIRST],
-        "links": {n: at for n, at in data.links.items() if at.startswith(("http://", "https://"))},
         "examples": [example | {"caption": _caption(example)} for example in data.examples],
         "summary": "",
         "comparison": "",

@@ -41,8 +41,8 @@ from tasks.run.recipes import find_recipe
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, StageCall, time_lines, verifying_once
 from tasks.storage.remote_root import remote_root
-from tasks.tracking.compare_view import COMPARISON_VIEW, adaptation_view
-from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, Pages, RunInput, Status, Tracker
+from tasks.tracking.compare_view import adaptation_rows
+from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, RunInput, Status, Tracker
 from umim_core.addresses import redacted
 from umim_core.backbone.devices import release_memory
 from umim_core.checkpoint.checkpoint_files import read_config
@@ -201,21 +201,14 @@ class PipelineRun(Generic[R]):
             return
         with prefect_may_be_away():
             shown = [line for line in page.splitlines() if not line.startswith("![")]  # of files
-            if (pages := self.pages()) is not None:
-                shown += ["", f"Comparison in MLflow: {pages.line()}"]
+            if link := self.link():
+                shown += ["", f"Comparison in MLflow: {link}"]
             create_markdown_artifact("\n".join(shown), key=f"umim-{result.stage}")
 
-    def pages(self) -> Pages | None:
-        """Return where MLflow shows the run and its comparison; None if that is not known now."""
+    def link(self) -> str:
+        """Say where MLflow shows the run's comparison; empty if that is not known now."""
         adapts = isinstance(self.recipe, AdaptationRecipe)
-        view = adaptation_view(self.recipe.task_name) if adapts else COMPARISON_VIEW
-        return self.tracker.pages(self.key, view)
-
-    def links(self) -> dict[str, str]:
-        """Return the addresses of the run's pages that a server shows."""
-        url, pages = _prefect_url(), self.pages()
-        shown = pages.links() if pages is not None else {}
-        return shown | ({"Prefect": url} if url else {})
+        return self.tracker.link(adaptation_rows(self.recipe.task_name) if adapts else "")
 
     def executed(self) -> list[str]:
         """Return the names of the stages that were built rather than found."""
@@ -288,8 +281,8 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     logger.info("%d stages, %d executed", len(run.artifacts), len(run.executed()))
     for line in time_lines(run.artifacts, time.monotonic() - began, run.at_a_time):
         logger.info("%s", line)
-    if (pages := run.pages()) is not None:
-        logger.info("MLflow: %s", pages.line())
+    if link := run.link():
+        logger.info("MLflow: %s", link)
 
 
 def _files_to_show(artifact: Artifact) -> list[Path]:

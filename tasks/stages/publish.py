@@ -50,7 +50,7 @@ _SIMILARITY_TOKENS = 4096
 _PAIRS = 0.5  # of which labels say no share: two tokens are always one unit
 
 
-@stage(version=5, free={"links": "addresses of this run's pages, not of what was measured"})
+@stage(version=6)
 def report_stage(
     out: Path,
     site: Site,
@@ -58,7 +58,6 @@ def report_stage(
     recipe: Recipe,
     cells: list[CellResult],
     shipped: list[ShippedResult],
-    links: dict[str, str],
 ) -> Metrics:
     """Write ``report.html``, ``report.md`` and ``report.json``."""
     rows = comparison_rows(cells, shipped, recipe.seed)
@@ -74,7 +73,6 @@ def report_stage(
         break_even=tuple(start for _, starts in speeds for start in starts),
         rule_counts=tuple(_rule_counts(result) for result in cells),
         chance=_chance(rows),
-        links=links,
         **_examples(rows, cells, shipped, recipe.placement, site.lease),
     )
     write_report(out, data)

@@ -1,4 +1,4 @@
-"""Saved views of MLflow's page of runs, so that a link opens directly on a comparison.
+"""A saved view of MLflow's page of runs, so that a link opens directly on the comparison.
 
 MLflow keeps the state of a page in the browser, or in a tag of the experiment that a link names
 (``viewStateShareKey``). A link that also holds a filter ignores the tag, so the filter is in it.
@@ -7,76 +7,26 @@ MLflow keeps the state of a page in the browser, or in a tag of the experiment t
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
-
-from umim_core.store.artifacts import sha256_bytes
 
 COMPARISON_VIEW: Final = "umim-comparison"
 SOURCE_TAG: Final = "umim.source"  # every row has it: MLflow drops rows without it from ``!=``
 ADAPTATION_SOURCE: Final = "adaptation"  # tag of a row that is a point of an adaptation's curves
-_PARAMS: Final = ("model", "tau", "setting")  # model is short enough for the plot's labels
-_AXES: Final = ("recipe", *_PARAMS, "method", "kind")  # a form is too long for a label
-_COLUMNS: Final = (*_AXES, "form")
-_AGREEMENT: Final = ("token_reduction", "top1", "kl")
+AGREEMENT: Final = ("token_reduction", "top1", "kl")  # metrics of every row of a comparison
 _ACCURACY: Final = "accuracy_umim"  # missing where a recipe has no task
-_CURVE: Final = ("token_reduction", "difference")
-_CURVE_COLUMNS: Final = ("difference_se", "margin_difference", "margin_difference_se")
+_AXES: Final = ("recipe", "model", "tau", "setting", "method", "kind")  # a form is too long a label
 _FORM: Final = ("depth", "positions", "residual", "merge_depth", "rule_rows")
 _ROWS: Final = f"tags.`umim.kind` = 'comparison' and tags.`{SOURCE_TAG}`"
 _COMPARED: Final = f"{_ROWS} != '{ADAPTATION_SOURCE}'"
-PLOTTED: Final = f"{_COMPARED} and metrics.`{_AGREEMENT[-1]}` > -1"  # MLflow drops rows without it
+PLOTTED: Final = f"{_COMPARED} and metrics.`{AGREEMENT[-1]}` > -1"  # MLflow drops rows without it
 MOST_ROWS: Final = 1000
 _SECTION: Final = "umim-comparison-section"
 
 
-def adaptation_view(task: str) -> str:
-    """Return the name of the view of a task's curves."""
-    plain = re.sub("[^0-9A-Za-z_.-]", "-", task)  # what the name of a tag may hold
-    digest = "" if plain == task else f"-{sha256_bytes(task.encode())[:8]}"
-    return f"umim-adaptation-{plain}{digest}"
-
-
-def shared_view(
-    measured: Collection[str],
-    params: Mapping[str, object],
-    plotted: Callable[[], Sequence[Mapping[str, object]]],
-) -> tuple[str, str] | None:
-    """Return name and state of the view that shows a row, as MLflow reads it.
-
-    A comparison of checkpoints is a parallel coordinates plot; the curves of an adaptation are the
-    change of accuracy against token reduction, of one task.
-
-    Args:
-        measured: Names of the row's metrics.
-        params: Its parameters.
-        plotted: Asks for those of all rows of a comparison; what is equal in them is no axis of its
-            plot.
-
-    Returns:
-        None if the row lacks what the plots are about.
-    """
-    if set(_AGREEMENT) <= set(measured):
-        metrics = [*_AGREEMENT, *([_ACCURACY] if _ACCURACY in measured else [])]
-        compared = plotted()
-        values = ((name, {row[name] for row in compared if name in row}) for name in _AXES)
-        plot = {
-            "type": "PARALLEL",
-            "selectedParams": [name for name, found in values if len(found) > 1],
-            "selectedMetrics": metrics,
-            "showAllRuns": True,
-        }
-        return COMPARISON_VIEW, _state("Comparison", _COMPARED, _COLUMNS, metrics, plot)
-    if set(_CURVE) <= set(measured):
-        reduction, change = ({"key": name, "type": "METRIC"} for name in _CURVE)
-        plot = {"type": "SCATTER", "xaxis": reduction, "yaxis": change}
-        task = str(params["task"])
-        rows = f"{_ROWS} = '{ADAPTATION_SOURCE}' and params.task = '{task}'"
-        columns, metrics = (*_PARAMS, "seed"), [*_CURVE, *_CURVE_COLUMNS]
-        title = f"Adaptation to {task}"
-        return adaptation_view(task), _state(title, rows, columns, metrics, plot)
-    return None
+def adaptation_rows(task: str) -> str:
+    """Return the filter that finds the points of a task's curves."""
+    return f"{_ROWS} = '{ADAPTATION_SOURCE}' and params.task = '{task}'"
 
 
 def described(params: Mapping[str, object], recipe: str | None) -> dict[str, object]:
@@ -89,26 +39,30 @@ def described(params: Mapping[str, object], recipe: str | None) -> dict[str, obj
     return {**more, **params}
 
 
-def _state(
-    title: str,
-    rows: str,
-    params: Sequence[str],
-    metrics: Sequence[str],
-    plot: Mapping[str, object],
-) -> str:
-    """Return a list of columns and one plot of the rows that a filter finds."""
-    columns = [f"params.`{name}`" for name in params] + [f"metrics.`{name}`" for name in metrics]
+def comparison_view(measured: Collection[str], compared: Sequence[Mapping[str, object]]) -> str:
+    """Return the state, as MLflow reads it, of a list of all rows and a parallel plot of them.
+
+    Args:
+        measured: Names of the metrics of a row.
+        compared: Parameters of all plotted rows; what is equal in them is no axis.
+    """
+    metrics = [*AGREEMENT, *([_ACCURACY] if _ACCURACY in measured else [])]
+    values = ((name, {row[name] for row in compared if name in row}) for name in _AXES)
+    columns = [f"params.`{name}`" for name in (*_AXES, "form")]
     chart = {
         "uuid": "umim-comparison-chart",
         "metricSectionId": _SECTION,
         "isGenerated": False,
         "deleted": False,
         "runsCountToCompare": MOST_ROWS,
-        **plot,
+        "type": "PARALLEL",
+        "selectedParams": [name for name, found in values if len(found) > 1],
+        "selectedMetrics": metrics,
+        "showAllRuns": True,
     }
     section = {
         "uuid": _SECTION,
-        "name": title,
+        "name": "Comparison",
         "columns": 1,
         "cardHeight": 480,
         "display": True,
@@ -117,13 +71,13 @@ def _state(
         "isGenerated": False,
     }
     state = {
-        "searchFilter": rows,
+        "searchFilter": _COMPARED,
         "orderByKey": "attributes.start_time",
         "orderByAsc": False,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "datasetsFilter": [],
-        "selectedColumns": columns,
+        "selectedColumns": columns + [f"metrics.`{name}`" for name in metrics],
         "runsHiddenMode": "SHOW_ALL",
         "compareRunCharts": [chart],
         "compareRunSections": [section],

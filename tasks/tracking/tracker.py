@@ -29,12 +29,13 @@ from urllib.parse import quote
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.storage.remote_root import refusals
 from tasks.tracking.compare_view import (
+    AGREEMENT,
     COMPARISON_VIEW,
     MOST_ROWS,
     PLOTTED,
     SOURCE_TAG,
+    comparison_view,
     described,
-    shared_view,
 )
 from umim_core.addresses import redacted, scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
@@ -84,23 +85,6 @@ class RunInput:
     digest: str
     source: str
     context: str = "training"
-
-
-@dataclass(frozen=True)
-class Pages:
-    """Addresses of a pipeline's pages in MLflow, and the command that shows them if none does."""
-
-    run: str
-    compare: str
-    command: str | None
-
-    def links(self) -> dict[str, str]:
-        """Return the addresses by name; nothing where no server shows them."""
-        return {} if self.command else {"MLflow": self.run, "Comparison": self.compare}
-
-    def line(self) -> str:
-        """Return in one line where a person finds the comparison."""
-        return f"{self.command}, then {self.compare}" if self.command else self.compare
 
 
 def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
@@ -249,19 +233,17 @@ class Tracker:
         points, time_ms = _final(metrics), _now()
         title = f"{name} · {recipe}" if recipe else name
 
-        def plotted() -> list[dict[str, str]]:
-            found = self.client.search_runs([self.experiment_id], PLOTTED, max_results=MOST_ROWS)
-            return [run.data.params for run in found]
-
         def write() -> None:
             of = {SOURCE_TAG: source}
             of["umim.pipeline"] = self._pipeline(pipeline, time_ms).info.run_id
             self.record("comparison", key, title, shown, points, of, time_ms=time_ms)
-            view = shared_view({measured for measured, _, _ in points}, flatten(shown), plotted)
-            if view is not None:  # a link can ask for it by its name
-                self.client.set_experiment_tag(
-                    self.experiment_id, f"mlflow.sharedViewState.{view[0]}", view[1]
+            if (measured := {metric for metric, _, _ in points}) >= {*AGREEMENT}:
+                found = self.client.search_runs(
+                    [self.experiment_id], PLOTTED, max_results=MOST_ROWS
                 )
+                state = comparison_view(measured, [run.data.params for run in found])
+                tag = f"mlflow.sharedViewState.{COMPARISON_VIEW}"  # a link can ask for it
+                self.client.set_experiment_tag(self.experiment_id, tag, state)
 
         self._write(write)
 
@@ -329,21 +311,22 @@ class Tracker:
                 self._reason,
             )
 
-    def pages(self, pipeline: str, view: str = COMPARISON_VIEW) -> Pages | None:
-        """Return where a pipeline and a view of its rows are shown; None if that is not known."""
-        found: list[Run | None] = []
-        self._write(lambda: found.append(self.find("pipeline", pipeline)), again=False)
-        if not found or found[0] is None:
-            return None
-        ui = self.uri if self._served else "http://127.0.0.1:5000"
-        place = f"{redacted(ui).rstrip('/')}/#/experiments/{self.experiment_id}/runs"
+    def link(self, rows: str = "") -> str:
+        """Say where a person finds the comparison, or the rows that a filter finds.
+
+        Returns:
+            The address, behind the command that shows it if no server does; empty if the experiment
+            is not known.
+        """
+        if not self.experiment_id:
+            return ""
+        ui = redacted(self.uri) if self._served else "http://127.0.0.1:5000"
+        shown = f"searchFilter={quote(rows)}" if rows else f"viewStateShareKey={COMPARISON_VIEW}"
         work = "workflowType=machine_learning"  # else MLflow shows pages of prompts and traces
+        place = f"{ui.rstrip('/')}/#/experiments/{self.experiment_id}/runs"
+        link = f"{place}?{work}&compareRunsMode=CHART&{shown}"
         start = f"mlflow ui --backend-store-uri {shlex.quote(redacted(self.uri))}"
-        return Pages(
-            run=f"{place}/{found[0].info.run_id}?{work}",
-            compare=f"{place}?{work}&compareRunsMode=CHART&viewStateShareKey={view}",
-            command=None if self._served else start,
-        )
+        return link if self._served else f"{start}, then {link}"
 
     def _write(self, record: Callable[[], None], *, again: bool = True) -> bool:
         """Make one attempt to write, and return whether the store took it.

@@ -146,7 +146,7 @@ class Walk:
     def report(self) -> Artifact:
         """Write the report's pages."""
         cells, shipped = self.results
-        return self.stage(report_stage(recipe=self.recipe, cells=cells, shipped=shipped, links={}))
+        return self.stage(report_stage(recipe=self.recipe, cells=cells, shipped=shipped))
 
     def executed(self) -> list[str]:
         """Return the stages that were built rather than found, in order."""

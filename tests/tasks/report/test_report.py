@@ -85,7 +85,6 @@ def data() -> ReportData:
         rule_counts=({"label": "docs", "raw": {"2": 12345}, "overlap": {}, "rules": {"2": 7}},),
         examples=({"label": "llama", "spans": [("a <b>", 3), (" & c", 1), (" d e", 2)]},),
         chance=0.25,
-        links={"MLflow run": "http://127.0.0.1:5000/#/x", "bad": "javascript:alert(1)"},
     )
 
 
@@ -144,7 +143,6 @@ def test_the_page_fetches_nothing_and_runs_its_own_script_alone(written: Path) -
     assert f"script-src 'sha256-{digest}'" in text and page.tags.count("script") == 1
     assert "@import" not in text
     assert set(re.findall(r"url\(([^)]{1,2})", text)) <= {"#a", "#p", "#l", "#s"}
-    assert "javascript:" not in text
     assert "default-src 'none'" in text
 
 

@@ -24,7 +24,6 @@ from tasks.cluster.nodes import code_identity
 from tasks.run import pipeline
 from tasks.run.pipeline import PipelineRun, open_pipeline, side_by_side
 from tasks.run.stage import Artifact
-from tasks.tracking.tracker import Pages
 from umim_core.errors import CorpusError
 
 _place: ContextVar[str] = ContextVar("place", default="nowhere")
@@ -133,9 +132,8 @@ def test_a_result_goes_to_mlflow_and_its_page_without_figures_to_the_flow_run(
         shown[key] = text
 
     monkeypatch.setattr(pipeline, "create_markdown_artifact", show)
-    pages = Pages("http://h/run", "http://h/compare", None)
     lease, flow_run = cast(Any, None), FlowRun(flow_id=uuid4())
-    tracker: Any = SimpleNamespace(attach=attach, pages=lambda *_: pages)
+    tracker: Any = SimpleNamespace(attach=attach, link=lambda _: "http://h/compare")
     run: Any = PipelineRun(least_recipe(), tmp_path, lease, tracker, "key")
     result = Artifact("report", "k", tmp_path / "out", "", executed)
     context: Any = FlowRunContext.model_construct(flow_run=flow_run)

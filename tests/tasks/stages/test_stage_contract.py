@@ -142,7 +142,7 @@ def calls(
         run: Any = Calls(recipe, made)
         if isinstance(recipe, Recipe):
             results, shipped = parts.run_everything(run)
-            run.stage(report_stage(recipe=recipe, cells=results, shipped=shipped, links={"a": "b"}))
+            run.stage(report_stage(recipe=recipe, cells=results, shipped=shipped))
             run.stage(ablation_stage(recipe=recipe, results=results))
         elif isinstance(recipe, TableRecipe):
             parts.measure_table(run)

@@ -132,17 +132,19 @@ def test_a_comparison_run_is_flat_and_has_the_names_others_query(tracker: Tracke
 def test_the_comparison_is_shown_without_a_click(
     accuracy: list[str], tracker: Tracker, tmp_path: Path
 ) -> None:
+    assert tracker.link() == ""
     shown = ["token_reduction", "top1", "kl", *accuracy]
     record_pipeline(tracker, "p", tmp_path / "files")
     rows = [(5, "attention", shown), (5, "a baseline", ["ppl_half_umim"]), (6, "attention", shown)]
     for number, (tau, kind, metrics) in enumerate(rows):
         values = dict.fromkeys(metrics, 0.5)
         tracker.comparison_run("p", f"row-{number}", "a row", {"tau": tau, "kind": kind}, values)
-    pages = tracker.pages("p")
-    assert pages is not None and pages.links() == {}
-    assert pages.command == f"mlflow ui --backend-store-uri {tracker.uri}"
-    assert pages.line().startswith(f"{pages.command}, then http://127.0.0.1:5000/#/experiments/")
-    name = pages.compare.partition("viewStateShareKey=")[2]
+    point = dict.fromkeys(["token_reduction", "difference"], 0.0)
+    tracker.comparison_run("p", "point", "a point", {}, point, source=ADAPTATION_SOURCE)
+    command, _, link = tracker.link().partition(", then ")
+    assert command == f"mlflow ui --backend-store-uri {tracker.uri}"
+    assert link.startswith("http://127.0.0.1:5000/#/experiments/")
+    name = link.partition("viewStateShareKey=")[2]
     experiment = MlflowClient(tracker.uri).get_experiment(tracker.experiment_id)
     state = json.loads(experiment.tags[f"mlflow.sharedViewState.{name}"])
     (chart,) = state["compareRunCharts"]
@@ -150,9 +152,6 @@ def test_the_comparison_is_shown_without_a_click(
     assert "params.`form`" in state["selectedColumns"]
     assert chart["selectedMetrics"] == shown
     assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
-    point = {"token_reduction": 0.1, "difference": 0.0}
-    task = {"task": "t"}
-    tracker.comparison_run("p", "point", "a point", task, point, source=ADAPTATION_SOURCE)
     found = runs_of(tracker.uri, query=state["searchFilter"])
     assert {run.info.run_name for run in found} == {"p-row", "a row"}
 
