@@ -27,17 +27,14 @@ from umim_core.config.corpus import (
 from umim_core.config.evaluate import TaskSizes
 from umim_core.embedded.docstring_corpus import build_corpus, installed_versions
 from umim_core.errors import CorpusError, require
-from umim_core.progress import followed, leave_note
 from umim_core.store.artifacts import read_json, write_json
 from umim_core.store.disk import write_rows
-from umim_core.store.publication import STATE
 from umim_core.synthetic_corpora.questions import iter_rows, read_selection, split_questions
 from umim_core.task_sets.spec import TASKS
 from umim_core.text.sources import HubDataset, JsonLines, Source, iter_documents
 from umim_core.text.token_files import INDEX, TokenFiles
 
 _RECORD = "sources.json"
-_MODULES_A_NOTE: Final = 100
 DOCSTRING_OOD = ("ood_math", "ood_stdlib")
 OOD = "ood_"  # before the name of an out-of-domain split
 PART = "part_"  # before the name of a mixture's part, for its own test split
@@ -104,18 +101,12 @@ def corpus_stage(
 
 
 def _write_docstrings(out: Path, corpus: DocstringCorpus) -> Metrics:
-    def note(done: int, total: int) -> None:
-        if done % _MODULES_A_NOTE == 0 or done == total:
-            leave_note(out / STATE, done, total, "reading docstrings of modules")
-
-    with followed(out / STATE):
-        sizes = build_corpus(
-            out,
-            packages=corpus.packages,
-            out_of_domain=corpus.out_of_domain,
-            workers=os.cpu_count() or 1,
-            progress=note,
-        )
+    sizes = build_corpus(
+        out,
+        packages=corpus.packages,
+        out_of_domain=corpus.out_of_domain,
+        workers=os.cpu_count() or 1,
+    )
     return {f"documents_{name}": float(size) for name, size in sizes.items()}
 
 

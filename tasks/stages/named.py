@@ -129,21 +129,7 @@ class ReadFiles:
     @cached_property
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file by ``<source>:<number>``."""
-        digests = {}
-        for name, source in self.sources.items():
-            try:
-                digests |= file_digests({name: source})
-            except CorpusError as error:
-                part, of_a_mixture, split = name.partition(".")
-                if not of_a_mixture:
-                    raise
-                raise CorpusError(
-                    f"part {part!r} of the corpus needs its {split} documents: {error.rule}",
-                    error.value,
-                    f"Correct corpus.parts.{name}, or run the command in the folder that its "
-                    f"relative paths start from; here they start from {Path.cwd()}.",
-                ) from error
-        return digests
+        return file_digests(self.sources)
 
     def identity(self) -> dict[str, Digest]:
         return {name: Digest(digest) for name, digest in self.digests.items()}

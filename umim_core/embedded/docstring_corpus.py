@@ -18,7 +18,6 @@ import ast
 import gc
 import hashlib
 import inspect
-import itertools
 import json
 import os
 import platform
@@ -27,7 +26,7 @@ import sys
 import sysconfig
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -171,7 +170,6 @@ def build_corpus(
     out_of_domain: Sequence[str] = OUT_OF_DOMAIN_PACKAGES,
     site_packages: Path | None = None,
     stdlib: Path | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
     workers: int = 1,
 ) -> dict[Split, int]:
     """Write ``train``, ``valid``, ``test``, ``ood_math`` and ``ood_stdlib`` ``.jsonl`` into `out`.
@@ -181,8 +179,8 @@ def build_corpus(
     one core for the full stack.
 
     Train, valid and test are of ``packages``, in order, then ``ood_math`` of ``out_of_domain`` and
-    ``ood_stdlib`` of ``stdlib``; by default all are the running interpreter's. ``progress`` gets
-    the numbers of modules read and in all. Modules that are not valid Python or UTF-8 are left out.
+    ``ood_stdlib`` of ``stdlib``; by default all are the running interpreter's. Modules that are not
+    valid Python or UTF-8 are left out.
 
     Returns:
         Documents of each split.
@@ -193,14 +191,12 @@ def build_corpus(
     parts: dict[Split, list[Document]] = {split: [] for split in SPLITS}
     trees = [*((site / name, site) for name in (*packages, *out_of_domain)), (library, library)]
     files = [list(_module_files(root, base)) for root, base in trees]
-    done, total = itertools.count(1), sum(map(len, files))
     for number, (paths, (_, base)) in enumerate(zip(files, trees, strict=True)):
         foreign: Split = "ood_math" if number + 1 < len(trees) else "ood_stdlib"
         for path, docstrings in zip(paths, read_modules(paths, workers), strict=True):
             module = path.relative_to(base).as_posix()
             documents = parts[split_of(module) if number < len(packages) else foreign]
             documents.extend(_documents(path, module, docstrings, seen))
-            progress(next(done), total)
     there = sum((site / name).is_dir() for name in packages)
     require(
         bool(parts["train"]),
