@@ -1,9 +1,8 @@
 """The paper's printed tables as data, and one page of them, ours, and what was not run, and why.
 
 ``infra/paper_tables`` holds them in the paper's order, one file each: label, caption, columns with
-units, rows as printed. ``derived`` names columns that follow from others, so that a wrong figure
-shows; ``unsound`` marks figures that do not hold and says why: they are shown, but never as
-something to compare with. Ours stand in tables of their own: they are of other models.
+units, rows as printed. ``unsound`` marks figures that do not hold and says why: they are shown, but
+never as something to compare with. Ours stand in tables of their own: they are of other models.
 """
 
 from __future__ import annotations
@@ -172,18 +171,6 @@ class PrintedColumn(Model):
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
-class Derived(Model):
-    """A column that follows from others of its row: a mean, a difference, a change, a share.
-
-    With columns a, b: ``difference`` is a - b, ``change`` is 100 (a / b - 1), ``share`` is
-    100 a / (a + b).
-    """
-
-    column: str
-    rule: Literal["mean", "difference", "change", "share"]
-    of: tuple[str, ...]
-
-
 class Unsound(Model):
     """Figures that do not hold: of the rows that begin with some cells (all if none is named)."""
 
@@ -211,7 +198,6 @@ class PaperTable(Model):
     caption: str
     columns: tuple[PrintedColumn, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    derived: tuple[Derived, ...] = ()
     unsound: tuple[Unsound, ...] = ()
     ours: tuple[Ours, ...] = ()
     not_run: tuple[NotRun, ...] = ()
