@@ -310,7 +310,7 @@ def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer_folder: Path)
     result = umim("mine", "rows.jsonl", *options, "--max-bad", 5)
     assert result.code == 0, result.err
     assert re.search(r"unusable rows skipped: 2, the first: rows.jsonl:2", result.err)
-    assert re.search(r"umim train \S+ rows.jsonl --rules out --max-bad 5 --steps", result.out)
+    assert re.search(r"umim train \S+ rows.jsonl --max-bad 5 --rules out --out", result.out)
 
 
 def test_a_template_of_windows_is_read_without_its_mark(tmp_path: Path) -> None:
