@@ -20,7 +20,6 @@ from umim_core.rules.inspection import (
     Rule,
     collision_rate,
     coverage,
-    coverage_curve,
     top_rules,
     visible,
 )
@@ -55,20 +54,6 @@ def test_coverage_counts_tokens_segments_and_spans_of_each_order(
     assert (found.tokens, found.segments) == (sum(map(len, rows)), len(rows))
     assert found.spans == {n: lengths.count(n) for n in range(2, 7)}
     assert found.token_reduction == reduction(rows, counted)
-
-
-@given(st.dictionaries(SPANS, st.integers(1, 99), max_size=20), ROWS)
-def test_a_curve_has_the_reduction_by_the_rules_of_some_counts_upwards(
-    counted: dict[Span, int], rows: list[list[int]]
-) -> None:
-    points = coverage_curve(ruleset(counted), *flat(rows))
-    found = [point.tau for point in points]
-    assert len(found) <= 8
-    assert found == sorted({*found} & {*counted.values()})
-    assert found[:1] + found[-1:] == sorted(counted.values())[:1] + sorted(counted.values())[-1:]
-    for point in points:
-        part = [span for span, count in counted.items() if count >= point.tau]
-        assert (point.rules, point.token_reduction) == (len(part), reduction(rows, part))
 
 
 @given(COUNTED, st.integers(0, 14))

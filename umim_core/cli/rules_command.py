@@ -44,7 +44,7 @@ def rules(
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a rule set holds and how far it shortens held-out text."""
-    from umim_core.rules.inspection import collision_rate, top_rules, visible
+    from umim_core.rules.inspection import top_rules, visible
     from umim_core.rules.leaks import scan_rules
     from umim_core.rules.ruleset import RuleSet
     from umim_core.text.sources import Reading, sources_of
@@ -65,10 +65,6 @@ def rules(
         known = load_tokenizer(tokenizer)
         ruleset.check_tokenizer(tokenizer_fingerprint(known))
         ruleset.check_vocabulary(len(known), special_ids(known))
-    place = named_place(directory)
-    config = read_config(place) if (place / "config.json").is_file() else None
-    ordered = config is not None and not config.permutation_invariant
-    rate = None if ordered else collision_rate(ruleset)
     measured = _measure(ruleset, sources[0], known) if sources else None
     leaks = scan_rules(ruleset, known) if scan and known is not None else None
 
@@ -80,7 +76,6 @@ def rules(
         return " ".join(map(str, rule.ids)) if known is None else visible(str(entry(rule)["text"]))
 
     most = top_rules(ruleset, top)
-    rows = 0 if config is None else config.rule_rows
     document: dict[str, object] = {
         "directory": directory,
         "rules": len(ruleset),
@@ -89,8 +84,6 @@ def rules(
         "digest": ruleset.digest,
         "infix_free": ruleset.infix_free,
         "top": [entry(rule) for rule in most],
-        "collision_rate": rate,
-        "rule_rows": rows,
         "heldout": measured,
         "leaks": None if leaks is None else [asdict(leak) for leak in leaks],
     }
@@ -98,16 +91,8 @@ def rules(
     if most:
         lines += ["Most frequent", f"{'count':>12}{'n':>4}   span"]
         lines += [f"{rule.count:>12,}{len(rule.ids):>4}   {shown(rule)}" for rule in most] + [""]
-    if rate is None:
-        lines.append("The merge module sees the order of a span: no two rules share a surrogate")
-    else:
-        with_rows = f"; {rows:,} rules have a row, hence one of their own" if rows else ""
-        lines.append(
-            f"{rate:.2%} of the rules have the surrogate of another rule (in a module that does "
-            f"not see the order{with_rows})"
-        )
     if known is None:
-        lines += ["", "Rules are shown as token ids: no --tokenizer was given to decode them."]
+        lines += ["Rules are shown as token ids: no --tokenizer was given to decode them."]
     if measured is not None:
         lines += ["", *_heldout(measured)]
     if leaks is not None:
@@ -138,7 +123,7 @@ def _measure(
     """Match the rules on held-out text, cut as the corpus was."""
     import numpy as np
 
-    from umim_core.rules.inspection import coverage, coverage_curve
+    from umim_core.rules.inspection import coverage
     from umim_core.rules.matcher import Matcher
     from umim_core.text.sources import TokenIds
     from umim_core.text.token_ids import segment_borders
@@ -151,7 +136,6 @@ def _measure(
     ids = tokens[: offsets[-1]]
     return {
         "coverage": asdict(coverage(ids, offsets, Matcher(rules))),
-        "curve": [asdict(point) for point in coverage_curve(rules, ids, offsets)],
         "segment_length": length,
         "documents": None if isinstance(source, TokenIds) else sum(last for _, last in pieces),
     }
@@ -191,21 +175,13 @@ def _orders(rules: RuleSet) -> list[str]:
 
 
 def _heldout(measured: dict[str, Any]) -> list[str]:
-    coverage, curve = measured["coverage"], measured["curve"]
+    coverage = measured["coverage"]
     documents = "" if measured["documents"] is None else f", {measured['documents']:,} documents"
     spans = coverage["spans"]
     total = sum(spans.values())
     shares = ", ".join(f"{n}-grams {count / max(1, total):.1%}" for n, count in spans.items())
-    lines = [
+    return [
         f"Held-out text: {coverage['tokens']:,} tokens in {coverage['segments']:,} segments of "
         f"{measured['segment_length']:,}{documents}",
         f"Token reduction {coverage['token_reduction']:.2%} by {total:,} merged spans: {shares}",
-        "",
-        "Token reduction with those rules of this set whose count is at least tau'",
-        "(mining again at tau' gives other rules where filters look at what competes)",
-        "        tau'       rules       TR",
-    ]
-    return lines + [
-        f"{point['tau']:>12,}{point['rules']:>12,}{point['token_reduction']:>9.2%}"
-        for point in curve
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +11,6 @@ from umim_core.rules.grams import pack_spans
 from umim_core.rules.matcher import Matcher, token_reduction
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import Ints
-
-_POINTS: Final = 8  # of a curve of coverage
 
 
 def collision_rate(rules: RuleSet) -> float:
@@ -47,15 +44,6 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class CoveragePoint:
-    """Part of a rule set, the rules with a count of at least tau, and its token reduction."""
-
-    tau: int
-    rules: int
-    token_reduction: float
-
-
-@dataclass(frozen=True)
 class Coverage:
     """Effect of a rule set on held-out text.
 
@@ -75,27 +63,6 @@ def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Cover
     _, lengths, _ = matcher.segment_many(ids, offsets)
     spans = {n: int((lengths == n).sum()) for n in matcher.rules.orders}
     return Coverage(len(ids), len(offsets) - 1, token_reduction(len(ids), len(lengths)), spans)
-
-
-def coverage_curve(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> list[CoveragePoint]:
-    """Measure token reduction with ever fewer of the rules: those with a count of at least tau'.
-
-    These are the rules of this set. Mining again at tau' gives other rules wherever a filter looks
-    at what competes: a 2-gram dropped for a rare 4-gram around it is not in this set, but would be
-    in that one. Counts fall off so steeply that matching every part costs about twice the set.
-
-    Returns:
-        One point per threshold, ascending, of at most eight about log-spaced counts of the set.
-    """
-    counts = np.unique(rules.support)
-    if len(counts) > _POINTS:
-        places = np.searchsorted(counts, np.geomspace(counts[0], counts[-1], _POINTS))
-        counts = counts[np.unique(np.minimum(places, len(counts) - 1))]
-    points = []
-    for tau in counts.tolist():
-        part = rules.take(rules.support >= tau)
-        points.append(CoveragePoint(tau, len(part), Matcher(part).token_reduction(ids, offsets)))
-    return points
 
 
 def top_rules(rules: RuleSet, most: int) -> list[Rule]:
