@@ -71,9 +71,8 @@ def test_a_file_is_converted_once_under_any_name(
 ) -> None:
     load_tokenizer(str(file))
     load_backbone(str(file))
-    shutil.copy(file, tmp_path / "copy.bin")
-    assert gguf_directory(tmp_path / "copy.bin") == gguf_directory(file)
-    load_tokenizer(str(tmp_path / "copy.bin"))  # known by its first letters
+    shutil.copy(file, tmp_path / "copy.gguf")
+    assert gguf_directory(tmp_path / "copy.gguf") == gguf_directory(file)
     assert conversions(caplog) == 1
 
 

