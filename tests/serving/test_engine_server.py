@@ -130,18 +130,31 @@ def test_too_many_requests_are_told_to_come_again(umim: UMIM) -> None:
     assert answers == [200, 200]
 
 
-def test_requests_begin_in_their_order(umim: UMIM) -> None:
-    engine = engine_server(umim, sizes=BatchSizes(max_rows=4)).engine
-    begun = list[int]()
-    for samples in (3, 4, 1):
-        options = GenerateOptions(max_new_tokens=1, do_sample=True, n=samples)
-        prompt = PromptIds(np.array([1, 2]), ())
-        engine._waiting.append(
-            Job(prompt, options, False, (), frozenset(), lambda _, n=samples: begun.append(n))
-        )
-    assert engine._admit() and begun == [3]  # that of four rows waits, and none passes it
-    engine._step()
-    assert engine._admit() and begun[-1] == 4
+def test_few_requests_pass_one_that_needs_more_rows(umim: UMIM) -> None:
+    held = engine_server(umim, sizes=BatchSizes(max_rows=4, max_waiting=64))
+    order: list[str] = []
+
+    def ask(name: str, **body: Any) -> None:
+        post(url, COMPLETIONS, **{"prompt": PROMPT, "max_tokens": 1, **body})
+        order.append(name)
+
+    gate = Gate(held)
+    with in_thread(held.app(None)) as url:
+        threads = [threading.Thread(target=ask, args=("long",), kwargs={"max_tokens": 40})]
+        threads[0].start()
+        wait_for(url, "umim_rows_running", 1)
+        four = {"n": 4, "temperature": 1, "seed": 0}
+        threads.append(threading.Thread(target=ask, args=("four",), kwargs=four))
+        threads[-1].start()
+        wait_for(url, "umim_requests_waiting", 1)
+        for _ in range(30):
+            threads.append(threading.Thread(target=ask, args=("one",)))
+            threads[-1].start()
+        gate.open()
+        for thread in threads:
+            thread.join(120)
+        before = order[: order.index("four")]
+        assert 0 < before.count("one") <= 16 + 4
 
 
 def no_memory(kind: str) -> None:

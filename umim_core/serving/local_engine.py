@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import islice
 from threading import Condition, Thread
 from typing import Any, Final
 
@@ -48,6 +49,7 @@ from umim_core.text.text_stream import TextStream
 
 _OPTIONS: Final = {option.name for option in fields(PlainOptions)}
 _JOINED_TOKENS: Final = 512  # raw prompt tokens read between two forwards of the rows that run
+_OVERTAKING: Final = 16  # smaller requests that may pass one for which too few rows are free
 _log: Final = logging.getLogger("umim.serve")
 
 
@@ -84,6 +86,7 @@ class Job:
         shorten: Whether fewer tokens will do where the context has no room for as many.
         deliver: Called in the worker's thread with the events of a forward.
         cancelled: Set by whoever no longer wants the answer.
+        overtaken: How many smaller requests began before it that came after it.
     """
 
     prompt: PromptIds
@@ -93,6 +96,7 @@ class Job:
     marks: frozenset[str]
     deliver: Callable[[list[Event]], None]
     cancelled: bool = False
+    overtaken: int = 0
     _texts: list[tuple[int, Row, TextStream]] = field(default_factory=list, repr=False)
 
 
@@ -303,7 +307,7 @@ class LocalEngine:
             _log.info("engine stopped, %d requests failed", len(left))
 
     def _admit(self) -> bool:
-        """Let requests join in their order as rows are free; wait for one. False: stop."""
+        """Let requests join as rows are free; wait while there is none. False: stop."""
         tokens = 0
         while tokens < _JOINED_TOKENS:
             with self._changed:
@@ -314,13 +318,28 @@ class LocalEngine:
                     return False
                 for gone in [job for job in self._waiting if job.cancelled]:
                     self._waiting.remove(gone)
-                free = self._sizes.max_rows - len(self._batch.rows)
-                if not self._waiting or self._waiting[0].options.samples > free:
+                job = self._next(self._sizes.max_rows - len(self._batch.rows))
+                if job is None:
                     return True
-                job = self._waiting.popleft()
+                self._waiting.remove(job)
                 self._running.append(job)
             tokens += self._join(job)
         return True
+
+    def _next(self, free: int) -> Job | None:
+        """Return the first request that the free rows are enough for.
+
+        It may pass others that need more rows, unless one of them was passed too often: then rows
+        stay free until there are enough for that one.
+        """
+        for place, job in enumerate(self._waiting):
+            if job.options.samples <= free:
+                for passed in islice(self._waiting, place):
+                    passed.overtaken += 1
+                return job
+            if job.overtaken >= _OVERTAKING:
+                return None
+        return None
 
     def _join(self, job: Job) -> int:
         """Read a prompt; return how many tokens it had."""
