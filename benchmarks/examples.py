@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.runner import Benchmark, Report
-from tasks.stages.publish import attention_example, span_similarity
 from umim_core import UMIM
 from umim_core.config.form import Merge
-from umim_core.model.showing import Piece
+from umim_core.evaluation.qualitative import attention_maps, surrogate_similarity
+from umim_core.model.showing import Piece, unit_texts
 
 PROMPTS: Final = (
     "At the end of the day, most of the people in the city of New York go home by train. One of "
@@ -61,6 +62,28 @@ def continuation(umim: UMIM, prompt: str, new_tokens: int, seed: int | None) -> 
         "token_reduction": output.token_reduction[0],
         "gen_kv_reduction": output.gen_kv_reduction[0],
     }
+
+
+def attention_example(umim: UMIM, ids: NDArray[np.int64], label: str) -> Report:
+    """Return the last layer's attention over a text's [T] tokens and over its units."""
+    before, after, lengths = attention_maps(ids, umim.merged_model)
+    return {
+        "label": f"{label}, layer {umim.backbone.num_layers}, mean over heads",
+        "units": unit_texts(ids.tolist(), lengths, umim.backbone.decode),
+        "tokens": lengths,
+        "before": before.tolist(),
+        "after": after.tolist(),
+    }
+
+
+def span_similarity(umim: UMIM, texts: Sequence[NDArray[np.int64]]) -> list[dict[str, Any]]:
+    """Return the similarities of the merged spans of texts [T] with their tokens, by order."""
+    spans = set()
+    for ids in texts:
+        starts, lengths = umim.matcher.segment(ids)
+        cuts = zip(starts, lengths, strict=True)
+        spans |= {tuple(ids[start : start + n].tolist()) for start, n in cuts if n > 1}
+    return surrogate_similarity(sorted(spans), umim.merged_model)
 
 
 def run(options: argparse.Namespace, report: Report) -> None:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.report.charts import Line, Panel, chart, heatmaps, svg, svg_file, wrapped
+from tasks.report.charts import Line, Panel, chart, svg, svg_file, wrapped
 from tasks.report.comparison import STATES, TASK_TR, ComparisonRow, comparison, summary
 from tasks.report.render import (
     DASH,
@@ -36,9 +36,7 @@ from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.store.artifacts import write_json
 from umim_core.store.disk import write_bytes
 
-ATTENTION: Final = "Attention before and after merging"
 FIRST: Final = "saving"  # the figure that leads the report
-_LABEL_CHARACTERS: Final = 14
 _FEWEST_LENGTHS: Final = 3  # a line through two points shows nothing that the table does not
 _QUANTITIES: Final = {
     "preference": "Preference loss",
@@ -60,9 +58,6 @@ class ReportData(BaseModel):
         rule_counts: N-grams by order that reach the threshold (``raw``), pass the overlap filter
             (``overlap``), are rules (``rules``).
         examples: Texts cut into ``spans`` (text, raw tokens of the unit).
-        attention: Attention [query][key] of one layer between the ``units`` of a text, ``tokens``
-            each: ``before`` over raw tokens, added up by unit, and ``after``.
-        similarity: Mean cosines of the surrogates of an ``order`` with embeddings.
         chance: Accuracy of guessing, 0..1; of several tasks by task.
     """
 
@@ -78,8 +73,6 @@ class ReportData(BaseModel):
     break_even: tuple[Report, ...] = ()
     rule_counts: tuple[Report, ...] = ()
     examples: tuple[Report, ...] = ()
-    attention: Report | None = None
-    similarity: tuple[Report, ...] = ()
     chance: float | dict[str, float] | None = None
 
     def chance_of(self, task: str) -> float | None:
@@ -108,7 +101,6 @@ def draw_figures(data: ReportData) -> list[ReportFigure]:
     drawn = (
         *(_saving(data), _accuracy(data)),
         *(_losses(data.curves), _speed(data.throughput)),
-        _attention(data.attention),
     )
     return [figure for figure in drawn if figure is not None]
 
@@ -260,38 +252,6 @@ def _times_faster(row: Report) -> float | None:
     """Return UMIM's speed over the base model's, or None where one is missing."""
     base, ours = row["base_tokens_per_s"], row["umim_tokens_per_s"]
     return ours / base if base and ours is not None else None
-
-
-def _attention(example: Report | None) -> ReportFigure | None:
-    """Draw attention before and after merging side by side, on one scale; nothing for None."""
-    if example is None or not example["units"]:
-        return None
-    caption = (
-        f"{example['label']}. Orange: merged spans. The row of a span is that of its last token; "
-        "each row adds up to 1. A column that stays dark after merging is a surrogate that later "
-        "units go on attending to."
-    )
-    return ReportFigure("attention", ATTENTION, caption, attention_figure(example), True)
-
-
-def attention_figure(example: Report) -> Figure:
-    """Draw attention over raw tokens and over units side by side, on one scale."""
-    units = list(zip(example["units"], example["tokens"], strict=True))
-    grids = {
-        "before: raw tokens, added up by unit": example["before"],
-        "after: units": example["after"],
-    }
-    merged = [place for place, (_, tokens) in enumerate(units) if tokens > 1]
-    labels = ("Attended unit", "Attending unit", "Attention weight")
-    return heatmaps(grids, [_unit_name(*unit) for unit in units], merged, labels)
-
-
-def _unit_name(text: str, tokens: int) -> str:
-    """Return a unit's label: short, on one line, its raw tokens behind it; ``$`` is no formula."""
-    shown = " ".join(text.split()) or "␣"
-    if len(shown) > _LABEL_CHARACTERS:
-        shown = shown[: _LABEL_CHARACTERS - 1] + "…"
-    return shown.replace("$", r"\$") + (f" ({tokens})" if tokens > 1 else "")
 
 
 _STEPS: Final = {

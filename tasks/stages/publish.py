@@ -5,17 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic_core import to_json
 
-from tasks.cluster.lease import ClusterLease
-from tasks.cluster.worker_tasks import call_on_worker
 from tasks.report.ablation import (
     FIGURES,
     ablation_page,
@@ -31,29 +24,27 @@ from tasks.run.site import Site
 from tasks.run.stage import Artifact, Metrics, stage
 from tasks.stages.corpus import tokens
 from tasks.stages.evaluate import throughput_rows
-from umim_core import UMIM
 from umim_core.adaptation.settings import WT, find_setting
-from umim_core.backbone.devices import has_device
-from umim_core.config.recipe import BackboneDtype, Device, Recipe
-from umim_core.evaluation.qualitative import attention_maps, surrogate_similarity
-from umim_core.model.showing import unit_texts
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.config.recipe import Recipe
+from umim_core.model.compression import compress_text
 from umim_core.rules.grams import MAX_LONGEST, orders_to
 from umim_core.store.artifacts import MANIFEST, write_json
 from umim_core.store.disk import write_bytes
 from umim_core.task_sets.spec import TASKS
+from umim_core.text.token_ids import decode
 from umim_core.throughput.break_even import break_even
 from umim_core.training.train_job import read_curve
 
 _EXAMPLE_TOKENS = 160
-_ATTENTION_TOKENS = 32
-_SIMILARITY_TOKENS = 4096
 _PAIRS = 0.5  # of which labels say no share: two tokens are always one unit
 
 
 @stage(version=6)
 def report_stage(
     out: Path,
-    site: Site,
+    _: Site,
     *,
     recipe: Recipe,
     cells: list[CellResult],
@@ -73,7 +64,7 @@ def report_stage(
         break_even=tuple(start for _, starts in speeds for start in starts),
         rule_counts=tuple(_rule_counts(result) for result in cells),
         chance=_chance(rows),
-        **_examples(rows, cells, shipped, recipe.placement, site.lease),
+        examples=(_example(rows, cells, shipped),),
     )
     write_report(out, data)
     return {"rows": float(len(rows))}
@@ -97,18 +88,13 @@ def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[Repo
     return tuple({"label": label, "path": path} for label, path in (*leading, *places, *others))
 
 
-def _examples(
-    rows: list[ComparisonRow],
-    cells: list[CellResult],
-    shipped: list[ShippedResult],
-    placement: tuple[Device, BackboneDtype],
-    lease: ClusterLease,
-) -> dict[str, Any]:
-    """Return spans, attention and similarities on held-out text, as fields of the report.
+def _example(
+    rows: list[ComparisonRow], cells: list[CellResult], shipped: list[ShippedResult]
+) -> Report:
+    """Return the spans of held-out text, by the rules of the checkpoint that agrees most.
 
-    The checkpoint is the one that agrees most with its base model before adaptation: the highest
-    Top-1 at every state that decoding passes through, which compares rules (where it was not
-    measured, Top-1 at unit ends). It works where the recipe measures.
+    It has the highest Top-1 before adaptation, at every state that decoding passes through, which
+    compares rules (where that was not measured, at unit ends).
     """
     trained = [
         (str(result.settings[setting].path / "checkpoint"), result.tokenized)
@@ -125,46 +111,11 @@ def _examples(
     label = f"{best.label} on held-out text"
     if len(merged) > 1:
         label += f" (highest Top-1 of {len(merged)} checkpoints)"
-    ids = np.array(tokens(tokenized, "test")[:_SIMILARITY_TOKENS], np.int64)
-    drawn = partial(draw_examples, source, label, ids, *placement)
-    return drawn() if has_device(placement[0]) else call_on_worker(lease, drawn)
-
-
-def draw_examples(
-    checkpoint: str, label: str, ids: NDArray[np.int64], device: Device, dtype: BackboneDtype
-) -> dict[str, Any]:
-    """Return spans, attention and similarities of a checkpoint, as fields of the report."""
-    umim = UMIM.from_pretrained(checkpoint, device=device, dtype=dtype)
-    cut = umim.compress(umim.backbone.decode(ids[:_EXAMPLE_TOKENS].tolist()))
-    return {
-        "examples": [
-            {"label": label, "spans": list(zip(cut.units, cut.unit_lengths, strict=True))}
-        ],
-        "attention": attention_example(umim, ids[:_ATTENTION_TOKENS], label),
-        "similarity": span_similarity(umim, [ids]),
-    }
-
-
-def attention_example(umim: UMIM, ids: NDArray[np.int64], label: str) -> Report:
-    """Return the last layer's attention over a text's [T] tokens and over its units."""
-    before, after, lengths = attention_maps(ids, umim.merged_model)
-    return {
-        "label": f"{label}, layer {umim.backbone.num_layers}, mean over heads",
-        "units": unit_texts(ids.tolist(), lengths, umim.backbone.decode),
-        "tokens": lengths,
-        "before": before.tolist(),
-        "after": after.tolist(),
-    }
-
-
-def span_similarity(umim: UMIM, texts: Sequence[NDArray[np.int64]]) -> list[dict[str, Any]]:
-    """Return the similarities of the merged spans of texts [T] with their tokens, by order."""
-    spans = set()
-    for ids in texts:
-        starts, lengths = umim.matcher.segment(ids)
-        cuts = zip(starts, lengths, strict=True)
-        spans |= {tuple(ids[start : start + n].tolist()) for start, n in cuts if n > 1}
-    return surrogate_similarity(sorted(spans), umim.merged_model)
+    config = read_config(resolve_checkpoint(source))
+    tokenizer = load_tokenizer(config.backbone, revision=config.backbone_revision)
+    text = decode(tokenizer, tokens(tokenized, "test")[:_EXAMPLE_TOKENS].tolist())
+    cut = compress_text(text, source)
+    return {"label": label, "spans": list(zip(cut.units, cut.unit_lengths, strict=True))}
 
 
 def host() -> dict[str, str]:
