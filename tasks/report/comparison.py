@@ -21,7 +21,6 @@ from tasks.report.render import Table, file_table, fitted
 from umim_core.adaptation.settings import BASE, WT, setting_names
 from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import DEFAULT_TASK, Cell
-from umim_core.errors import ConfigError, require
 from umim_core.rules.ruleset import RULES_SCHEMA, RuleOrigin
 from umim_core.store.artifacts import read_manifest
 
@@ -134,16 +133,6 @@ class ComparisonRow(BaseModel):
             | {"metrics": {name: one.model_dump() for name, one in measured.items()}}
             for (task, setting), measured in scores.items()
         ]
-
-    @field_validator("metrics")
-    @classmethod
-    def _known_names(cls, metrics: dict[str, float | None]) -> dict[str, float | None]:
-        for name in metrics:
-            known = name in COMPARISON_METRICS or is_of_a_text(name)
-            rule = "a comparison metric must have a name that others query"
-            remedy = f"Use one of {', '.join(COMPARISON_METRICS)} or ppl_umim_ood_<corpus>."
-            require(known, ConfigError, rule, name, remedy)
-        return metrics
 
     @property
     def parts(self) -> tuple[str, ...]:
