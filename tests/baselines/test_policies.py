@@ -129,14 +129,6 @@ def test_dropped_columns_are_those_that_a_mask_would_hide(
     assert not hidden or (scores.log_probs[1:] - full.log_probs[1:]).abs().min() > 1e-4
 
 
-@pytest.mark.parametrize("columns", [(), (2, 1), (0, 0), (-1, 2), (0, 8)])
-def test_a_policy_that_breaks_its_protocol_is_refused(
-    columns: tuple[int, ...], tiny_llama: Backbone
-) -> None:
-    with pytest.raises(EvaluationError, match="a cache policy must keep columns below 8"):
-        score_evicted(CONTEXT, ENDINGS, tiny_llama, lambda ids: Keeping(*columns), 2)
-
-
 def test_a_text_beyond_the_backbones_positions_is_refused(tiny_llama: Backbone) -> None:
     context = np.ones(64, dtype=np.int64)
     with pytest.raises(EvaluationError, match="64 positions"):

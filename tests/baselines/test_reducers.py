@@ -1,8 +1,8 @@
-"""Token reducers: exact budgets, protected tokens, methods that break the protocol; registry."""
+"""Token reducers: exact budgets, protected tokens; registry."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from itertools import pairwise
 
 import hypothesis
 import numpy as np
@@ -15,7 +15,6 @@ from umim_core.baselines.lexical_units import passages, phrases, sentences, toke
 from umim_core.baselines.llmlingua2 import LLMLingua2
 from umim_core.baselines.methods import (
     EvictedColumns,
-    Ints,
     Method,
     TargetReduction,
     Text,
@@ -25,7 +24,7 @@ from umim_core.baselines.methods import (
 from umim_core.baselines.registry import BASELINES, find_baseline
 from umim_core.baselines.sentence_cosine import SentenceCosine
 from umim_core.baselines.truncation import Truncation
-from umim_core.errors import ConfigError, EvaluationError
+from umim_core.errors import ConfigError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -46,17 +45,6 @@ def test_truncation_keeps_the_end_and_what_is_protected() -> None:
         assert reduce_tokens(Truncation(), text(*protected), budget).tolist() == kept
     with pytest.raises(AssertionError):
         reduce_tokens(Truncation(), text(False), 2)
-
-
-@pytest.mark.parametrize("kept", [[], [0], [1, 0], [0, 0], [-1, 2], [1, 3], [0, 1]])
-def test_a_choice_that_breaks_the_protocol_is_refused(kept: list[int]) -> None:
-    class Broken(Truncation):
-        def keep(self, text: Text, budget: int) -> Ints:
-            return np.array(kept, dtype=np.int64)
-
-    rule = "must keep 2 of 3 tokens, in order, those among them that are protected; got"
-    with pytest.raises(EvaluationError, match=rule):
-        reduce_tokens(Broken(), text(False, False, True), 2)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +83,6 @@ def made(name: str, backbone: Backbone) -> Method:
     return find_baseline(name).make(backbone, RULES)
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # of evaluator heads
-
-
 @pytest.mark.parametrize("name", REDUCERS)
 def test_budgets_are_exact_protected_tokens_stay_and_repeats_agree(
     name: str, backbone: Backbone, rng: np.random.Generator
@@ -112,9 +95,11 @@ def test_budgets_are_exact_protected_tokens_stay_and_repeats_agree(
             protected = rng.permutation(tokens)[: rng.integers(0, 3)]
             text = given(ids, *protected, question="what? cat")
             found = reduce_tokens(reducer, text, budget)
-            if reducer.exact:
+            places = [-1, *found.tolist(), tokens]
+            assert len(found) and all(a < b for a, b in pairwise(places))
+            assert set(protected.tolist()) <= set(places)
+            if name != "llmlingua-published":
                 assert len(found) == max(budget, len(protected))
-                assert set(protected.tolist()) <= set(found.tolist())
             assert reduce_tokens(reducer, text, budget).tolist() == found.tolist()
 
 

@@ -153,10 +153,6 @@ class LLMLingua(TokenReducer):
     granularity: float = 2.0
     form: Literal["paper", "published"] = "paper"
 
-    @property
-    def exact(self) -> bool:
-        return self.form == "paper"
-
     def keep(self, text: Text, budget: int) -> Ints:
         if self.form == "published":
             whole = self_information(text.ids, self.scorer)

@@ -64,18 +64,13 @@ class Text:
 class TokenReducer(ABC):
     """A method that deletes tokens of the prompt: it chooses which raw tokens of a text stay."""
 
-    @property
-    def exact(self) -> bool:
-        """Whether exactly the budget stays; published forms keep about as many."""
-        return True
-
     @abstractmethod
     def keep(self, text: Text, budget: int) -> Ints:
         """Choose tokens that stay: ``budget`` of them, 1 .. T, never fewer than are protected.
 
         Returns:
-            Indices [budget] (int64), rising, of a reducer that is not exact [1 .. T]; every
-            protected token is among them. The same text and budget give the same ones.
+            Indices [budget] (int64), rising; published forms keep about as many. Every protected
+            token is among them. The same text and budget give the same ones.
         """
 
 
@@ -177,7 +172,7 @@ class TargetReduction:
 
 
 def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Ints:
-    """Return the indices [K] (int64), rising, of the tokens of a text that stay, checked.
+    """Return the indices [K] (int64), rising, of the tokens of a text that stay.
 
     The budget is 1 .. T, or 0 of an empty text. The reducer is not asked where all tokens stay.
     More stay where more are protected, and of a published form.
@@ -185,21 +180,7 @@ def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Ints:
     tokens = len(text.ids)
     assert budget <= tokens  # noqa: S101  the caller's
     count = max(budget, int(text.protected.sum()))
-    if count == tokens:
-        return np.arange(tokens)
-    chosen = reducer.keep(text, count)
-    rises = bool((np.diff(np.concatenate([[-1], chosen, [tokens]])) > 0).all())
-    enough = len(chosen) == count if reducer.exact else len(chosen) > 0
-    lost = set(np.flatnonzero(text.protected).tolist()).difference(chosen.tolist())
-    require(
-        rises and enough and not lost,
-        EvaluationError,
-        f"a token reducer must keep {count if reducer.exact else 'some'} of {tokens} tokens, in "
-        f"order, those among them that are protected",
-        f"{chosen.tolist()} without {sorted(lost)}",
-        f"{type(reducer).__name__}.keep breaks the protocol.",
-    )
-    return chosen
+    return np.arange(tokens) if count == tokens else reducer.keep(text, count)
 
 
 def read_behind(
