@@ -164,7 +164,7 @@ def make_sides(ids: NDArray[np.integer], tau: int) -> dict[str, Side]:
     if bits > MAX_BITS:
         raise SystemExit(f"the peers' keys hold ids below {1 << MAX_BITS}, not {rows.max()}")
 
-    def ours(threads: int, **how: int) -> Side:
+    def ours(threads: int, **how: Any) -> Side:
         offsets = segment_borders(rows.size, SEGMENT)
         run = partial(count_ngrams, rows.reshape(-1), offsets, tau, threads=threads, **how)
         return Side(run, partial(grams_of_counts, bits=bits), threads)
