@@ -37,23 +37,35 @@ def score_lines(table: Mapping[str, Any]) -> list[str]:
     paired difference to the first setting; ``4 x 256`` are four answers per question of at most 256
     tokens. TR is that of all tokens that were read or generated, a prompt's as often as it was
     answered; cache TR is what a policy dropped of the contexts' KV cache, and shortfall the part of
-    contexts that a baseline should have dropped and could not. Tasks that were not run and the
-    figures of texts have lines of their own.
+    contexts that a baseline should have dropped and could not. Tasks with other metrics stand in a
+    table of their own; tasks that were not run and the figures of texts have lines of their own.
     """
     scores: Sequence[Row] = table["scores"]
-    first = next(iter(table.get("settings") or ()), None)
-    run = [score for score in scores if "not_run" not in score]
-    named = [name for score in run for name, value in score.items() if isinstance(value, dict)]
-    metrics = [n for n in dict.fromkeys(named) if not n.endswith(_DIFFERENCE)]
-    shared = {"metrics": [n for n in metrics if n not in REDUCTIONS], "reductions": REDUCTIONS}
-    columns = file_table("score_columns.txt", run, first=first, **shared)
-    lines = table_text(columns).splitlines() if run else []
+    shared = {"first": next(iter(table.get("settings") or ()), None), "reductions": REDUCTIONS}
+    lines: list[str] = []
+    for metrics, rows in _by_metrics(scores).items():
+        columns = file_table("score_columns.txt", rows, metrics=metrics, **shared)
+        lines += ["", *table_text(columns).splitlines()]
     unrun = [f"{score['task']}: {score['not_run']}" for score in scores if "not_run" in score]
     lines += dict.fromkeys(unrun)
     for text in table["texts"]:
         lines += [f"{text['text']}: {name} {value:.4g}" for name, value in text.items()
                   if not isinstance(value, str)]  # fmt: skip
-    return lines
+    return lines[1:] if lines[:1] == [""] else lines
+
+
+def _by_metrics(scores: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
+    """Return the rows of tasks that were run by the metrics of a task, reductions aside."""
+    of_tasks: dict[str, dict[str, None]] = {}
+    for row in scores:
+        names = [name for name, value in row.items() if isinstance(value, dict)]
+        own = [name for name in names if not name.endswith(_DIFFERENCE) and name not in REDUCTIONS]
+        of_tasks.setdefault(row["task"], {}).update(dict.fromkeys(own))
+    grouped: dict[tuple[str, ...], list[Row]] = {}
+    for row in scores:
+        if "not_run" not in row:
+            grouped.setdefault(tuple(of_tasks[row["task"]]), []).append(row)
+    return grouped
 
 
 def _called(flow: Flow[P, T]) -> Callable[P, T]:

@@ -1,4 +1,4 @@
-"""Model cards of checkpoints for a packaged model, from committed result files."""
+"""Model cards of shipped checkpoints, from committed result files."""
 
 from __future__ import annotations
 

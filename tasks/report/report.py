@@ -61,7 +61,7 @@ class ReportData(BaseModel):
         chance: Accuracy of guessing, 0..1; of several tasks by task.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")  # files of older runs have more
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     recipe: str
     config: dict[str, object] = Field(default_factory=dict)

@@ -7,6 +7,7 @@ that carry its log's path in their environment.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from umim_core.errors import ClusterError, require
 from umim_core.store.locking import directory_lock
 
 START_SECONDS: Final = 180.0
+_HIDDEN_SECONDS: Final = 20.0
 _STOP_SECONDS: Final = 15.0
 _ANSWER_SECONDS: Final = 2.0
 _LOOPBACK: Final = "127.0.0.1"
@@ -118,13 +120,16 @@ def up(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
             if service.port is not None:  # another call may have started it meanwhile
                 _port(folder, service.name, service.port, service.port)
             began = _state(folder, service).state == "down" and _start(folder, service)
-            start = time.monotonic()
+            start = seen = time.monotonic()
             while (state := _state(folder, service)).state != "running":
-                late = time.monotonic() > start + START_SECONDS
-                why = f"no answer in {START_SECONDS:.0f} s" if late else ""
+                now, lives = time.monotonic(), began and began.poll() is None
+                seen = seen if state.state == "down" else now
+                why = f"no answer in {START_SECONDS:.0f} s" if now > start + START_SECONDS else ""
                 # A process shows no environment while it begins, or changes its program.
-                if state.state == "down" and not (began and began.poll() is None):
-                    why = "it has ended"
+                if state.state == "down" and not (lives and now < seen + _HIDDEN_SECONDS):
+                    why = "the system does not show it as a service" if lives else "it has ended"
+                    if began and lives:  # `down` would not find it
+                        os.killpg(began.pid, signal.SIGKILL)
                 rule, remedy = f"{service.name} must start", f"Its last lines are in {state.log}."
                 require(not why, ClusterError, rule, why, remedy)
                 time.sleep(0.2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -65,8 +67,8 @@ def model_columns(columns: int) -> tuple[UnitCache, int]:
 
 
 def stored_units(stored: prefix_store._StoredPrefix) -> Units:
-    starts = [0, *stored.ends[:-1]]
-    return [stored.ids[a:b].tobytes() for a, b in zip(starts, stored.ends, strict=True)]
+    ends = [*stored.starts[1:], len(stored.ids)]
+    return [stored.ids[a:b].tobytes() for a, b in zip(stored.starts, ends, strict=True)]
 
 
 def beginning(one: Units, other: Units) -> int:
@@ -171,12 +173,30 @@ def test_what_is_kept_is_bounded_the_oldest_goes_and_what_is_larger_pushes_nothi
         assert found == [False] * (8 - kept) + [True] * kept
 
 
-def test_the_number_of_kept_rows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+class Unseen(OrderedDict[int, object]):
+    """Rows that may be looked up by number, and not gone through."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("all rows are gone through")
+
+
+def test_a_look_up_goes_through_no_rows_and_their_number_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store, place = PrefixStore(STORE), model_columns(3)
-    monkeypatch.setattr(prefix_store, "MOST_ROWS", 20)
-    for pair in product(range(8), repeat=2):
+    for pair in product(range(VOCAB), repeat=2):
         store.put(np.array(pair), np.arange(2), place)
+    assert len(store._prefixes) == VOCAB**2
+    monkeypatch.setattr(store, "_prefixes", Unseen(store._prefixes))
+    found = store.find(np.array([1, 2, 3]), np.arange(3))
+    assert found is not None and found.lengths.tolist() == [2]
+    assert store.find(np.array([VOCAB, 1]), np.arange(2)) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(prefix_store, "MOST_ROWS", 20)
+    store.put(np.array([1, 2, 3]), np.arange(3), place)
     assert len(store._prefixes) == 20
+    store.clear()
+    assert not store._newest
 
 
 def test_the_store_finds_what_comparing_all_rows_finds() -> None:

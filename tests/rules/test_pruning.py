@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support.damage_tables import ORIGIN, table_of
 from support.ngram_oracle import grams_of
-from umim_core.errors import ConfigError, RuleSetError
+from umim_core.errors import ArtifactError, ConfigError, RuleSetError
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.pruning import check_target, cut_to_reduction, prices, prune_by_damage
@@ -121,3 +121,20 @@ def test_a_table_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert found.origin == ORIGIN
     for name in ("occurrences", "merges", "kl"):
         assert np.array_equal(getattr(found, name), getattr(made, name))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (([6, 0], [5, 0], [3.0, 0.0]), "must be 4 numbers, one a rule"),
+        (([6, 0, 2, 0], [7, 0, 2, 0], TABLE[2]), "merges <= occurrences"),
+        (([6, 0, 2, 0], TABLE[1], [3.0, 0.0, float("nan"), 0.0]), "a finite KL"),
+        (([6.0, 0.0, 2.0, 0.0], TABLE[1], TABLE[2]), "float64"),
+    ],
+    ids=["shape", "merges", "nan", "type"],
+)
+def test_numbers_that_cannot_be_are_refused(
+    values: tuple[list[int], list[int], list[float]], message: str
+) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        table_of(*values)

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -56,6 +57,7 @@ from umim_core.serving.span_files import (
     read_adapters,
     read_record,
 )
+from umim_core.store.artifacts import sha256_file
 from umim_core.text.chat_parts import content_places, encode_parts
 from umim_core.text.roles import USER, Role
 
@@ -232,7 +234,8 @@ def test_adapters_are_written_for_the_one_engine_that_applies_them(
     assert own is not None  # its checkpoint is bfloat16
     assert torch.equal(down, own.down["mlp-gate_proj"].bfloat16().float())
     assert torch.equal(up, own.up["mlp-gate_proj"].bfloat16().float())
-    assert PromptMerger.load(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert PromptMerger.load(out, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
     with pytest.raises(ValueError, match="`umim_llama`"):  # transformers knows no such model
         AutoModelForCausalLM.from_pretrained(out)
     with pytest.raises(UmimError, match="umim_llama"):
@@ -273,7 +276,7 @@ def change(folder: Path, without: Sequence[str] = (), **fields: Any) -> None:
 @pytest.mark.parametrize("spans", [TABLE_SPANS, LONG_SPANS])
 def test_what_was_written_is_read(folder: Path, spans: Spans) -> None:
     PromptMerger(RuleSet.from_spans(spans, "a" * 64), 50, 16).write(folder)
-    table = PromptMerger.load(folder)
+    table = PromptMerger.load(folder, tokenizer_fingerprint="a" * 64)
     assert [tuple(r) for rows in table.rules.ids_by_order.values() for r in rows.tolist()] == spans
     assert table.rules.longest == max(map(len, spans))
     assert (table.vocab_size, table.raw_tail) == (50, 16)
@@ -283,13 +286,41 @@ def test_what_was_written_is_read(folder: Path, spans: Spans) -> None:
         assert PromptMerger.load(folder).roles == roles
 
 
+def other_table(ids: Any, lengths: Any, kind: Any = np.int8) -> Any:
+    """Put other tensors with their digest."""
+    tensors: Any = {"ids": np.array(ids, np.int32), "lengths": np.array(lengths, kind)}
+
+    def put(folder: Path) -> None:
+        save_file(tensors, folder / TABLE)
+        files = json.loads((folder / RECORD).read_text())["files"]
+        change(folder, files=files | {TABLE: sha256_file(folder / TABLE)})
+
+    return put
+
+
 SPOILT: list[tuple[Any, type[UmimError], str]] = [
     (lambda folder: change(folder, format=2), ArtifactError, "format: Input should be less than"),
     (lambda folder: change(folder, format=True), ArtifactError, "format: .* valid integer"),
     (lambda folder: change(folder, without=("policy",)), ArtifactError, "policy: Field required"),
     (lambda folder: change(folder, vocab_size=0), ArtifactError, "must describe the spans"),
+    (lambda folder: change(folder, spans=5), ArtifactError, "must hold 5 spans of ids below 50"),
+    (lambda folder: change(folder, vocab_size=7), ArtifactError, "4 spans of ids below 7"),
     (lambda folder: (folder / RECORD).unlink(), ArtifactError, RECORD),
     (lambda folder: (folder / TABLE).unlink(), ArtifactError, TABLE),
+    (other_table([[k, 9, -1, -1] for k in (2, 1, 3, 4)], [2] * 4), ArtifactError, "spans .*sorted"),
+    (other_table([[1, 2, 3, -1], *[[k, 9, -1, -1] for k in range(3)]], [3, 2, 2, 2]), ArtifactError,
+     "spans .*sorted"),
+    (other_table([[1, 2, -1, -1]] * 4, [2] * 4), ArtifactError, "spans .*sorted"),
+    (other_table([[k, 9, 7, -1] for k in range(4)], [2] * 4), ArtifactError, "spans .*sorted"),
+    (other_table([[*range(17)]] * 4, [17] * 4), ArtifactError, "must hold spans; got a rule must"),
+    *((other_table(*tensors), ArtifactError, r"needs ids \[K, N\] and lengths \[K\] of 2 to N")
+      for tensors in (
+          ([[1, 2]] * 4, [2.0] * 4, np.float32), ([[1, 2]] * 4, [[2]] * 4), ([1] * 4, [2] * 4),
+          ([[[1], [2]]] * 4, [2] * 4), ([[1, 2]] * 4, [3] * 4), ([[1, 2]] * 4, [-1] * 4),
+          ([[1, 2]] * 4, [2] * 3),
+      )),
+    (lambda folder: change(folder, tokenizer_fingerprint="b" * 64), TokenizerMismatchError,
+     "tokenizer"),
     (lambda folder: (folder / TOKENIZER).write_text('{"version": "1.0"}'), TokenizerMismatchError,
      "must be the tokenizer"),
 ]  # fmt: skip
@@ -301,7 +332,7 @@ def test_what_is_no_export_is_refused(
 ) -> None:
     spoil(folder)
     with pytest.raises(error, match=message):
-        PromptMerger.load(folder)
+        PromptMerger.load(folder, tokenizer_fingerprint="a" * 64)
 
 
 def test_the_model_side_refuses_another_table(folder: Path) -> None:

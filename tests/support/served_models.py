@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.merging.merged_model import MergedModel
 from umim_core.serving.engine_server import EngineServer
@@ -35,7 +36,7 @@ def exported_server(export: Path) -> EngineServer:
 @cache  # of each export once
 def _read(export: Path) -> tuple[PreTrainedTokenizerBase, PromptMerger]:
     tokens = load_tokenizer(str(export))
-    return tokens, PromptMerger.load(export)
+    return tokens, PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokens))
 
 
 def gateway(upstream: str, export: Path, masks: bool = True, **limits: Any) -> Gateway:

@@ -356,14 +356,16 @@ def test_a_hostile_template_ends_in_one_error(
 @pytest.mark.parametrize(
     ("ends", "message"),
     [
-        ("kill -PROF $$", "ended: Profiling timer expired"),
-        ("kill -KILL $$", "ended: Killed"),
-        ("exit 1", "ended: exit status 1"),
-        ("""printf '{"text": "half'""", "ended: exit status 0"),
-        (None, "got .*No such file"),
+        ("kill -PROF $$", "in bounded memory.*; got .*does not end in seconds"),
+        ("kill -KILL $$", "in bounded memory.*; got .*more memory"),
+        ("kill -SEGV $$", "in bounded memory.*; got .*more memory"),
+        ("kill -TERM $$", "must start and live; got exit status -15"),
+        ("exit 1", "must start and live; got exit status 1"),
+        ("""printf '{"text": "half'""", "must start and live; got exit status 0"),
+        (None, "must start and live; got .*No such file"),
     ],
 )
-def test_the_end_of_the_process_that_writes_chats_is_told(
+def test_the_end_of_the_process_that_writes_chats_is_told_by_its_kind(
     tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

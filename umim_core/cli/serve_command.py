@@ -136,12 +136,13 @@ def serve(
             "Give --upstream URL --export DIR.",
         )
     else:
+        from umim_core.backbone.fingerprint import tokenizer_fingerprint
         from umim_core.backbone.tokenizer_files import load_tokenizer
         from umim_core.serving.gateway import Gateway
         from umim_core.serving.prompt_merger import PromptMerger
 
         tokenizer = load_tokenizer(str(export), local_files_only=True)
-        merger = PromptMerger.load(export)
+        merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
         if template is not None:
             tokenizer.chat_template = template
         key = secret(upstream_key_env, "--upstream-key-env")

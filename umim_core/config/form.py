@@ -177,14 +177,6 @@ class ModuleForm(Model):
         )
         return tuple(filter(None, words))
 
-    @property
-    def permutation_invariant(self) -> bool:
-        """Whether permuted spans share a surrogate, whatever the weights, and repeated ones too.
-
-        Spans with a rule row have one of their own.
-        """
-        return (self.kind, self.module_positions, self.residual) == (PAPER, "none", "none")
-
 
 PAPER_FORM: Final = ModuleForm()
 

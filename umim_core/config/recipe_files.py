@@ -1,10 +1,10 @@
-"""Recipes from files: YAML 1.2, and the kind that a recipe names."""
+"""Recipes from files: YAML 1.2 of a bounded size, and the kind that a recipe names."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
@@ -12,77 +12,141 @@ from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.model_base import validated
 from umim_core.config.recipe import Recipe
 from umim_core.config.table_recipe import TableRecipe
+from umim_core.encodable import encoding_error
 from umim_core.errors import ConfigError, did_you_mean, require
 from umim_core.store.disk import read_bytes
 
 AnyRecipe = Recipe | TableRecipe | AdaptationRecipe
 _MAX_BYTES: Final = 1 << 18
-_MOST_KEYS: Final = 1 << 14
-# Plain words that are no text, as YAML 1.2 reads them (its core schema), and their first letters.
-_WORDS: Final = {
-    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    "int": (r"[-+]?(0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    "float": (
-        r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("-+.0123456789"),
-    ),
-    "merge": (r"<<", ["<"]),
-    # Numbers of YAML 1.1, which 1.2 reads as others or as text: 010 is 8 or 10, 1:30 is 90 or text.
-    "old": (
-        r"[-+]?0[0-9_]+(\.[0-9_]*)?|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
-        r"|[-+]?0[bx][0-9a-fA-F_]+|[-+]?[0-9.]+_[0-9_.]*([eE][-+]?[0-9]+)?",
-        list("-+.0123456789"),
-    ),
+_MAX_DEPTH: Final = 32
+_MAX_VALUES: Final = 20_000  # with every alias written out
+_MAX_DIGITS: Final = 100
+_TAG: Final = "tag:yaml.org,2002:"
+_TAGS: Final = frozenset({_TAG + "str", _TAG + "seq", _TAG + "map"})
+# Plain words as YAML 1.2 reads them (its core schema).
+_WORDS: Final[dict[str, object]] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
 }
+_INT: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT: Final = re.compile(
+    r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+# Numbers that YAML 1.1 reads, and 1.2 as others or as text: 010 is 8 or 10, 1:30 is 90 or text.
+_OLD_NUMBER: Final = re.compile(
+    r"[-+]?0[0-9_]+(\.[0-9_]*)?|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
+    r"|[-+]?0[bx][0-9a-fA-F_]+|[-+]?[0-9.]+_[0-9_.]*([eE][-+]?[0-9]+)?"
+)
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads plain words as YAML 1.2 does, and refuses a key that is given twice."""
+class _Loader(yaml.BaseLoader):
+    """Composes nodes, of a bounded depth: PyYAML looks ahead no further than it has composed."""
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in lines:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{key.value[:99]} is given twice, first in line {lines[key.value]}",
-                    problem_mark=key.start_mark,
-                )
-            lines[str(key.value)] = key.start_mark.line + 1
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # of PyYAML
+            raise _refusal(mark, f"values must nest {_MAX_DEPTH} deep at most")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
         return node
 
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        super().flatten_mapping(node)
-        if len(node.value) > _MOST_KEYS:  # merges of merges: tenfold with each level
-            raise yaml.MarkedYAMLError(
-                problem=f"merges must give {_MOST_KEYS:,} keys at most",
-                problem_mark=node.start_mark,
+
+class _Values:
+    """Builds what nodes stand for. An alias is written out, so their number bounds everything."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def of(self, node: yaml.Node, depth: int = 0) -> object:
+        self._count += 1
+        if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
+            raise _refusal(
+                node.start_mark, f"aliases must stand for {_MAX_VALUES:,} values at most"
             )
+        if node.tag not in _TAGS:
+            raise _refusal(node.start_mark, f"the tag {node.tag[:99]} is not read: leave it out")
+        if isinstance(node, yaml.SequenceNode):
+            return [self.of(item, depth + 1) for item in node.value]
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, depth)
+        return _scalar(node) if isinstance(node, yaml.ScalarNode) else None
+
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, object]:
+        lines: dict[str, int] = {}
+        mapping: dict[str, object] = {}
+        defaults: dict[str, object] = {}
+        for key, value in node.value:
+            mark = key.start_mark
+            name = key.value if isinstance(key, yaml.ScalarNode) else None
+            if name is None:
+                raise _refusal(mark, "a key must be a word")
+            if name in lines:
+                first = lines[name] + 1
+                raise _refusal(mark, f"{name[:99]} is given twice, first in line {first}")
+            lines[name] = mark.line
+            _check_text(key)
+            if name == "<<" and key.style is None:  # keys of other mappings, for those not given
+                defaults = self._merged(value, depth)
+            else:
+                mapping[name] = self.of(value, depth + 1)
+        return defaults | mapping
+
+    def _merged(self, node: yaml.Node, depth: int) -> dict[str, object]:
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        merged: dict[str, object] = {}
+        for part in reversed(parts):  # the first one wins
+            values = self.of(part, depth + 1)
+            if not isinstance(values, dict):
+                raise _refusal(part.start_mark, "<< takes a mapping, or a list of mappings")
+            merged |= values
+        return merged
 
 
-def _old_number(_: _Loader, node: yaml.ScalarNode) -> object:
-    rule = "is one number in YAML 1.1 and another or text in 1.2"
-    raise yaml.MarkedYAMLError(
-        problem=f"{node.value[:99]} {rule}: write it in decimal digits, or in quotes for text",
-        problem_mark=node.start_mark,
-    )
+def _scalar(node: yaml.ScalarNode) -> object:
+    text: str = node.value
+    _check_text(node)
+    if node.style is not None:  # quoted, or a block
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    integer, real = _INT.fullmatch(text), _FLOAT.fullmatch(text)
+    if (integer or real) and len(text) > _MAX_DIGITS:
+        raise _refusal(node.start_mark, f"a number must have {_MAX_DIGITS} digits at most")
+    if integer:
+        return int(text, 0)
+    if real:
+        return float(re.sub(r"\.(?=[iInN])", "", text))
+    if _OLD_NUMBER.fullmatch(text):
+        raise _refusal(
+            node.start_mark,
+            f"{text[:99]} is one number in YAML 1.1 and another or text in 1.2: "
+            "write it in decimal digits, or in quotes for text",
+        )
+    return text
 
 
-_Loader.add_constructor("tag:yaml.org,2002:old", _old_number)
-_Loader.yaml_implicit_resolvers = {}
-for _name, (_shape, _first) in _WORDS.items():
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_shape})$"), _first
-    )
+def _check_text(node: yaml.ScalarNode) -> None:
+    if encoding_error(node.value) is not None:
+        raise _refusal(node.start_mark, "text must not hold lone surrogates")
+
+
+def _refusal(mark: yaml.Mark, rule: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=rule, problem_mark=mark)
 
 
 def read_recipe_file(path: Path) -> object:
-    """Return what a YAML file holds, as YAML 1.2 reads it: ``yes`` is text."""
+    """Return what a YAML file holds, as YAML 1.2 reads it.
+
+    What 1.1 reads in another way is an error (``010``, ``1:30``, ``1_000``), or text (``yes``).
+    """
     try:
         text = read_bytes(path, _MAX_BYTES).decode("utf-8-sig")
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  a SafeLoader
+        node = yaml.compose(text, Loader=_Loader)
+        return None if node is None else _Values().of(node)
     except FileNotFoundError as error:
         raise ConfigError(
             "a recipe file must exist", str(path), "`python -m flows recipes` lists the recipes."
@@ -92,14 +156,7 @@ def read_recipe_file(path: Path) -> object:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         found = where + ", ".join(filter(None, (error.context, error.problem)))
         raise ConfigError(f"{path} must be YAML", found, "Correct the file.") from error
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-        yaml.YAMLError,
-    ) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         found = "values nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ConfigError(f"{path} must be YAML", found, "Correct the file.") from error
 

@@ -4,8 +4,15 @@
     prompt   [x1] [x2 x3] [x4] [x7 x8]         shared: 3 units, 4 tokens; evaluated: 1 unit
 
 A prompt takes over columns only where ids and borders of units are its own, so what it reads never
-depends on what is kept. Its last unit is always evaluated: the next token follows from it. A prompt
-is compared with every kept row, ten microseconds each.
+depends on what is kept. Its last unit is always evaluated: the next token follows from it.
+
+Every beginning of a kept row has a key, a hash over its units::
+
+    [x1] -> k1    [x1] [x2 x3] -> k2 = hash(k1, x2 x3)    ...
+
+A key leads to the row that was used last of those that begin with it. So a look-up takes as many
+steps as the prompt has units, whatever is kept. Ids and borders are compared, since
+keys may collide.
 
 Shapes: T raw tokens, S units.
 """
@@ -14,6 +21,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -21,13 +29,14 @@ import numpy as np
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.text.token_ids import Ints
 
-MOST_ROWS: Final = 512
+MOST_ROWS: Final = 4096  # their keys take 100 bytes a unit, beside columns of 500 and more
 
 
 @dataclass(frozen=True)
 class _StoredPrefix:
     ids: Ints  # [T]
-    ends: Ints  # of units [S]
+    starts: Ints  # [S]
+    keys: list[int]  # [S]
     cache: UnitCache
 
 
@@ -39,17 +48,18 @@ class PrefixStore:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._prefixes: OrderedDict[int, _StoredPrefix] = OrderedDict()  # by number; last used last
+        self._prefixes: OrderedDict[int, _StoredPrefix] = OrderedDict()  # by number
+        self._newest: dict[int, int] = {}  # from a key to a number
         self._number = 0
         self.bytes = 0
 
     def find(self, ids: Ints, starts: Ints) -> UnitCache | None:
         """Return the longest beginning of a prompt, ids [T] and unit starts [S], that is kept."""
-        number, shared = self._like(ids, _ends(ids, starts))
+        number, shared = self._like(ids, starts, _keys(ids, starts))
         units = min(shared, len(starts) - 1)
-        if units < 1:
+        if number is None or units < 1:
             return None
-        self._prefixes.move_to_end(number)
+        self._use(number)
         kept = self._prefixes[number].cache
         return UnitCache.of_rows([(kept, 0)], (units, int(starts[units])))
 
@@ -60,47 +70,57 @@ class PrefixStore:
         """
         if not self._max_bytes:
             return
-        ends = _ends(ids, starts)
-        like, shared = self._like(ids, ends)
-        if shared == len(ends):
-            self._prefixes.move_to_end(like)
+        keys = _keys(ids, starts)
+        like, shared = self._like(ids, starts, keys)
+        if like is not None and shared == len(keys):
+            self._use(like)
             return
         copy = UnitCache.of_rows([place])
         if copy.bytes > self._max_bytes:
             return
-        if shared and shared == len(self._prefixes[like].ends):
+        if like is not None and shared == len(self._prefixes[like].keys):
             self._forget(like)  # no other kept row can be a beginning of this one
         self._number += 1
-        self._prefixes[self._number] = _StoredPrefix(ids, ends, copy)
+        self._prefixes[self._number] = _StoredPrefix(ids, starts, keys, copy)
+        self._use(self._number)
         self.bytes += copy.bytes
         while self.bytes > self._max_bytes or len(self._prefixes) > MOST_ROWS:
             self._forget(next(iter(self._prefixes)))
 
     def clear(self) -> None:
         self._prefixes.clear()
+        self._newest.clear()
         self.bytes = 0
 
-    def _like(self, ids: Ints, ends: Ints) -> tuple[int, int]:
-        """Return the row that shares the longest beginning, and its units; 0 for none."""
-        best, most = 0, 0
-        for number, stored in self._prefixes.items():
-            units = _equal(ends, stored.ends)
-            tokens = _equal(ids[: ends[units - 1]], stored.ids) if units else 0
-            shared = int(np.searchsorted(ends[:units], tokens, side="right"))
-            if shared and shared >= most:
-                best, most = number, shared
-        return best, most
+    def _like(self, ids: Ints, starts: Ints, keys: list[int]) -> tuple[int | None, int]:
+        """Return the row that shares the longest beginning, and its units."""
+        shared = next((n for n, key in enumerate(keys) if key not in self._newest), len(keys))
+        if not shared:
+            return None, 0
+        number = self._newest[keys[shared - 1]]
+        tokens = len(ids) if shared == len(keys) else int(starts[shared])
+        stored = self._prefixes[number]
+        same = np.array_equal(ids[:tokens], stored.ids[:tokens])
+        same &= np.array_equal(starts[:shared], stored.starts[:shared])
+        return (number, shared) if same else (None, 0)
+
+    def _use(self, number: int) -> None:
+        """Make a row the one that is forgotten last, to which its keys lead."""
+        self._prefixes.move_to_end(number)
+        self._newest.update(dict.fromkeys(self._prefixes[number].keys, number))
 
     def _forget(self, number: int) -> None:
-        self.bytes -= self._prefixes.pop(number).cache.bytes
+        stored = self._prefixes.pop(number)
+        self.bytes -= stored.cache.bytes
+        for key in stored.keys:
+            if self._newest.get(key) == number:  # else a row used later begins so, too
+                del self._newest[key]
 
 
-def _ends(ids: Ints, starts: Ints) -> Ints:
-    return np.append(starts[1:], len(ids))
-
-
-def _equal(one: Ints, other: Ints) -> int:
-    """Return how many first numbers two arrays share."""
-    most = min(len(one), len(other))
-    apart = one[:most] != other[:most]
-    return int(apart.argmax()) if apart.any() else most
+def _keys(ids: Ints, starts: Ints) -> list[int]:
+    """Return a key per beginning [S]; bytes are hashed with a secret of the process."""
+    text, keys, key = ids.astype(np.int64).tobytes(), list[int](), 0
+    for start, end in pairwise([*(8 * starts).tolist(), len(text)]):
+        key = hash((key, hash(text[start:end])))
+        keys.append(key)
+    return keys

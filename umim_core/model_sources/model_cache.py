@@ -230,7 +230,7 @@ def _refusal(model: PackagedModel, output: str) -> FetchError | ArtifactError:
 
 def find_gguf(name: str) -> Path | None:
     """Return the GGUF file of a name: a path, or a file of the models folder; None for neither."""
-    if name.endswith(GGUF) and os.path.isfile(name):
+    if name.lower().endswith(GGUF) and os.path.isfile(name):
         return Path(name)
     stored = models_root() / name
     return stored if is_bare(name) and stored.is_file() else None
@@ -238,7 +238,7 @@ def find_gguf(name: str) -> Path | None:
 
 def is_bare(name: str) -> bool:
     """Return whether a name is that of a GGUF file without its folder."""
-    return name.endswith(GGUF) and Path(name).name == name
+    return name.lower().endswith(GGUF) and Path(name).name == name
 
 
 def gguf_directory(path: Path) -> Path:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from umim_core.errors import ArtifactError, require
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import described, read_manifest, write_manifest
@@ -68,6 +69,26 @@ class DamageTable:
     merges: Ints
     kl: Floats
     origin: DamageOrigin
+
+    def __post_init__(self) -> None:
+        for name, kind in _ARRAYS.items():
+            column = getattr(self, name)
+            require(
+                column.shape == (len(self.rules),) and column.dtype == kind,
+                ArtifactError,
+                f"{name} of a damage table must be {len(self.rules)} numbers, one a rule",
+                f"shape {column.shape}, {column.dtype}",
+                "Measure the rules again.",
+            )
+        possible = (self.merges >= 0) & (self.merges <= self.occurrences) & np.isfinite(self.kl)
+        at = int(possible.argmin()) if len(self.rules) else 0
+        require(
+            bool(possible.all()),
+            ArtifactError,
+            "a rule of a damage table must have 0 <= merges <= occurrences and a finite KL",
+            [column[at : at + 1].tolist() for column in (self.merges, self.occurrences, self.kl)],
+            "Measure the rules again.",
+        )
 
     @property
     def saved_tokens(self) -> Ints:

@@ -57,21 +57,38 @@ class PromptMerger:
     roles: tuple[Role, ...] = USER
 
     @classmethod
-    def load(cls, directory: Path) -> PromptMerger:
-        """Read ``umim_spans.json`` and ``.table``; a tokenizer next to them must be theirs."""
+    def load(cls, directory: Path, *, tokenizer_fingerprint: str | None = None) -> PromptMerger:
+        """Read ``umim_spans.json`` and ``.table``.
+
+        A tokenizer, by file next to them or fingerprint, must be theirs.
+        """
         record, path, beside = read_record(directory), directory / TABLE, directory / TOKENIZER
         same = not beside.is_file() or sha256_file(beside) == record.files.get(TOKENIZER)
         rule = f"{beside} must be the tokenizer that the spans were exported with"
         remedy = "Restore it, or export the model again."
         require(same, TokenizerMismatchError, rule, "another file", remedy)
-        try:  # the table is the one that was written: it has the digest of the record
+        try:
             tensors = load_file(path)
-            rows = zip(tensors["ids"].tolist(), tensors["lengths"].tolist(), strict=True)
+            table, lengths = tensors["ids"], tensors["lengths"]
+            fits = table.ndim == 2 and lengths.shape == table.shape[:1]
+            fits = fits and table.dtype.kind == lengths.dtype.kind == "i"
+            fits = fits and all(2 <= n <= table.shape[1] for n in lengths.tolist())
+            rule, value = "it needs ids [K, N] and lengths [K] of 2 to N", (table, lengths)
+            require(fits, RuleSetError, rule, [f"{each.dtype}{each.shape}" for each in value])
+            rows = zip(table.tolist(), lengths.tolist(), strict=True)
             spans = [tuple(row[:n]) for row, n in rows]
             rules = RuleSet.from_spans(spans, record.tokenizer_fingerprint or None)
         except (SafetensorError, OSError, ValueError, KeyError, RuleSetError) as error:
             raise ArtifactError(f"{path} must hold spans", str(error), REMEDY) from error
-        return cls(rules, record.vocab_size, record.raw_tail, record.roles)
+        merger = cls(rules, record.vocab_size, record.raw_tail, record.roles)
+        behind = table[:, rules.longest :]  # no span need be as long as the longest may be
+        same = np.array_equal(merger.spans, table[:, : rules.longest]) and (behind == -1).all()
+        rule = f"{path} must hold {record.spans} spans of ids below {record.vocab_size}, sorted"
+        fits = same and len(rules) == record.spans and int(table.max(initial=0)) < record.vocab_size
+        require(bool(fits), ArtifactError, rule, f"another table, {table.shape}", REMEDY)
+        if tokenizer_fingerprint is not None:
+            rules.check_tokenizer(tokenizer_fingerprint)
+        return merger
 
     def write(self, directory: Path) -> None:
         """Write both files into a directory that holds tokenizer and adapters already, if any."""

@@ -12,13 +12,15 @@ The ending of a name, in any case, says what a file holds; what it does not say 
 from __future__ import annotations
 
 import bz2
-import glob
 import gzip
 import hashlib
 import io
 import lzma
+import math
 import os
+import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,7 +51,7 @@ _UNPACK: Final[dict[str, Callable[[Any], Any]]] = {
     ".xz": lzma.open,
     ".bz2": bz2.open,
 }
-_OTHERS: Final = "hidden, linked twice, of other endings or no regular files"
+_SHOWN: Final = 12  # reasons at most in one line
 _READ_AHEAD: Final = 1 << 22  # bytes of one request to a remote file
 
 
@@ -174,48 +176,34 @@ def _local(name: str, kind: SourceKind | None) -> list[str]:
         f"{name}, a device, pipe, socket or broken link",
         "Write the text to a file.",
     )
-    if not is_folder and not glob.has_magic(name):
+    sign = re.search(r"[*?[]", name)
+    if is_folder:
+        base, shapes = os.path.join(name, ""), ["**"]
+    elif sign is None:
         raise _missing(name)
-    globbed = () if is_folder else glob.glob(name, recursive=True)
-    pairs = [(path, os.path.isfile(path)) for path in globbed if not os.path.isdir(path)]
-    found = [*_below(name)] if is_folder else pairs
-    kinds = (kind,) if kind else (*ENDINGS,)
-    # A pattern whose kind is said may match any ending.
-    is_any = bool(kind) and not is_folder
-    files = [path for path, readable in found if readable and (is_any or kind_of(path) in kinds)]
-    others = len(found) - len(files)
+    else:
+        base, shapes = _cut_pattern(name, sign.start())
+        if not os.path.isdir(base or "."):
+            raise _missing(f"{name}, with no folder {base}")
+    files: list[str] = []
+    left_out = Counter[str]()
+    for parts, reason in _walk(base, shapes):
+        if _fits(parts, shapes):
+            path = base + "/".join(parts)
+            ending_fits = kind_of(path) in ((kind,) if kind else ENDINGS)
+            # A pattern whose kind is said may match any ending.
+            if reason or not (ending_fits or (kind and not is_folder)):
+                left_out[reason or "".join(endings_of(path)) or "without an ending"] += 1
+            else:
+                files.append(path)
+        elif not reason and _fits([p.lower() for p in parts], [s.lower() for s in shapes]):
+            left_out["written in another case"] += 1
     if not files:
-        raise _no_file(f"{name}, with {others or 'no'} others")
-    if others:
+        raise _no_file(name, left_out)
+    if left_out:
         # The files of a corpus are looked for several times.
-        warn_once(logger, f"{name}: {others} left out: {_OTHERS}")
+        warn_once(logger, f"{name}: {left_out.total()} left out: {_listed(left_out)}")
     return files
-
-
-def _below(base: str) -> Iterator[tuple[str, bool]]:
-    """Yield what is in a folder and below it, and whether it is a file to be read.
-
-    That is none that is hidden, or linked twice. Of folders these alone are named.
-    """
-
-    def refuse(error: OSError) -> None:
-        rule, remedy = f"{base}: its folders must be readable", "Change their modes, or name files."
-        raise CorpusError(rule, str(error), remedy) from error
-
-    read = {str(folder) for folder in Path(os.path.realpath(base)).parents}
-    for place, folders, names in os.walk(base, onerror=refuse, followlinks=True):
-        if (target := os.path.realpath(place)) in read:
-            yield place, False
-            folders.clear()
-            continue
-        read.add(target)
-        hidden = [name for name in (*folders, *names) if name.startswith(".")]
-        yield from ((os.path.join(place, name), False) for name in hidden)
-        folders[:] = sorted(set(folders) - set(hidden))
-        for path in (os.path.join(place, name) for name in sorted(set(names) - set(hidden))):
-            target = os.path.realpath(path)
-            yield path, os.path.isfile(path) and target not in read
-            read.add(target)
 
 
 def _cut_pattern(pattern: str, at: int) -> tuple[str, list[str]]:
@@ -234,6 +222,48 @@ def _fits(parts: Sequence[str], shapes: Sequence[str]) -> bool:
     if shapes[0] == "**":
         return _fits(parts, shapes[1:]) or _fits(parts[1:], shapes)
     return fnmatchcase(parts[0], shapes[0]) and _fits(parts[1:], shapes[1:])
+
+
+def _walk(base: str, shapes: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the folders and the name of what a pattern may mean, with why it is left out, or "".
+
+    Linked folders are followed; one that was read already, or that holds the folder, is not.
+    """
+    depth = math.inf if "**" in shapes else len(shapes)
+    hidden = any(shape.startswith(".") for shape in shapes)
+    read = {str(folder) for folder in Path(os.path.realpath(base)).parents}
+    closed: list[str] = []
+    for place, folders, files in os.walk(
+        base or ".", onerror=lambda error: closed.append(str(error.filename)), followlinks=True
+    ):
+        inside = Path(place).relative_to(base).parts
+        if (folder := os.path.realpath(place)) in read:
+            folders.clear()
+            yield inside, "linked twice"
+            continue
+        read.add(folder)
+        for name in sorted(files):
+            path = os.path.join(place, name)
+            if name.startswith(".") and not hidden:
+                reason = "hidden"
+            elif not os.path.isfile(path):
+                reason = "no regular file"
+            else:
+                target = os.path.realpath(path)
+                reason = "linked twice" if target in read else ""
+                read.add(target)
+            yield (*inside, name), reason
+        yield from (((*inside, n), "hidden") for n in folders if n.startswith(".") and not hidden)
+        folders[:] = sorted(n for n in folders if hidden or not n.startswith("."))
+        if len(inside) + 1 >= depth:
+            folders.clear()
+    yield from ((Path(folder).relative_to(base).parts, "without permission") for folder in closed)
+
+
+def _listed(left_out: Counter[str]) -> str:
+    shown = [f"{count} {reason}" for reason, count in left_out.most_common(_SHOWN)]
+    others = left_out.total() - sum(count for _, count in left_out.most_common(_SHOWN))
+    return ", ".join([*shown, *([f"{others} others"] if others else [])])
 
 
 def _remote(name: str) -> list[str]:
@@ -264,7 +294,7 @@ def _remote(name: str) -> list[str]:
     inside = [i.path[len(base) :].lstrip("/") for i in infos if i.type == fs.FileType.File]
     matches = [folder + quote(p) + mark + options for p in inside if _fits(p.split("/"), shapes)]
     if not matches:
-        raise _no_file(f"{file}, with nothing")
+        raise _no_file(str(file))
     return matches
 
 
@@ -272,10 +302,10 @@ def _missing(shown: str) -> CorpusError:
     return CorpusError("a corpus file must exist", shown, "Check the path.")
 
 
-def _no_file(shown: str) -> CorpusError:
+def _no_file(shown: str, left_out: Counter[str] | None = None) -> CorpusError:
     return CorpusError(
         "a folder or pattern must give a file of a known kind",
-        shown,
+        f"{shown}, with {_listed(left_out) if left_out else 'nothing'}",
         f"Name files that end in {_KNOWN}, or say what others hold: --kind text FOLDER/*.log.",
     )
 

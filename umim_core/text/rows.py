@@ -30,7 +30,18 @@ _PARQUET_BATCH_ROWS: Final = 256
 _CHUNK_BYTES: Final = 1 << 20
 _TOLD: Final = 20  # bad rows whose messages are kept
 _CORRECT_ROW: Final = "Correct it, or allow bad rows: --max-bad N, in a recipe max_bad."
-_CONVERT: Final = "Unpack the file or convert it to UTF-8, or leave it out."
+_HEADS: Final = {
+    codecs.BOM_UTF16_LE: "like UTF-16: convert it to UTF-8",
+    codecs.BOM_UTF16_BE: "like UTF-16: convert it to UTF-8",
+    b"\x1f\x8b": "packed by gzip: let its name end in .gz",
+    b"\x28\xb5\x2f\xfd": "packed by zstd: let its name end in .zst",
+    b"\xfd7zXZ": "packed by xz: let its name end in .xz",
+    b"BZh": "packed by bzip2: let its name end in .bz2",
+    b"PK\x03\x04": "packed by zip: unpack it",
+    b"PAR1": "like parquet: let its name end in .parquet",
+    b"\x93NUMPY": "like an array: let its name end in .npy",
+    b"%PDF": "like PDF: take the text out of it",
+}
 
 
 @dataclass
@@ -46,22 +57,23 @@ class BadRows:
 
 def decoded(file: CorpusFile, stream: BinaryIO) -> Iterator[str]:
     """Yield UTF-8 text in parts of up to 1 MiB, without a byte order mark in front."""
-    rest, is_first = b"", True
+    head = rest = b""
     start = 0  # of `rest` in the file, bytes
     final = False
     while not final:
         with typed_errors(file):
             chunk = stream.read(_CHUNK_BYTES)
         final = not chunk
-        if is_first and chunk.startswith(codecs.BOM_UTF8):
-            chunk, start = chunk.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8)
-        is_first = False
+        if not head:
+            head = chunk[:8]
+            if chunk.startswith(codecs.BOM_UTF8):
+                chunk, start = chunk.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8)
         data = rest + chunk
         if (position := data.find(b"\0")) >= 0:
             raise CorpusError(
                 f"{file}: text must not hold NUL",
                 f"NUL at byte {start + position}",
-                _CONVERT,
+                _utf8_remedy(head),
             )
         try:
             text, used = codecs.utf_8_decode(data, "strict", final)
@@ -69,12 +81,17 @@ def decoded(file: CorpusFile, stream: BinaryIO) -> Iterator[str]:
             raise CorpusError(
                 f"{file}: text must be UTF-8",
                 f"{error.reason} at byte {start + error.start}",
-                _CONVERT,
+                _utf8_remedy(head),
             ) from error
         rest = data[used:]
         start += used
         if text:
             yield text
+
+
+def _utf8_remedy(head: bytes) -> str:
+    looks = next((looks for magic, looks in _HEADS.items() if head.startswith(magic)), None)
+    return f"The file looks {looks}." if looks else "Convert the file to UTF-8, or leave it out."
 
 
 # Rows
@@ -134,6 +151,8 @@ def json_rows(file: CorpusFile) -> PlacedRows:
     with file.open_unpacked() as stream:
         with typed_errors(file):
             head = stream.peek(_CHUNK_BYTES)
+        if magic := next(filter(head.startswith, _HEADS), None):  # all else may be secret
+            raise CorpusError(f"{file}: rows must be UTF-8", magic, _utf8_remedy(head))
         if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             for number, row in enumerate(_array(file, stream), 1):
                 yield f"{file}: item {number}", row

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 Chat = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
+# What ends a process that has no memory: by the kernel, and by libraries that cannot go on.
+_MEMORY_SIGNALS: Final = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
+_ALIVE: Final = "the process that writes chats must start and live"
+_TRY_ALONE: Final = "See what `python -m umim_core.text.template_worker </dev/null` says."
 
 
 def render_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase, tools: Tools | None = None) -> str:
@@ -108,6 +112,15 @@ def _unwritable(value: str, error: type[GenerationError] = GenerationError) -> G
 class WriterEndedError(GenerationError):
     """The process ended before it answered: no other form of a chat will do better."""
 
+    @classmethod
+    def of(cls, status: int) -> GenerationError:
+        """Return the error of an exit status, which is below zero for a signal."""
+        if -status in (signal.SIGPROF, signal.SIGALRM):
+            return _unwritable("a template that does not end in seconds", cls)
+        if -status in _MEMORY_SIGNALS:
+            return _unwritable("a template that needs more memory", cls)
+        return cls(_ALIVE, f"exit status {status}", _TRY_ALONE)
+
 
 class _Writer:
     """The process that renders templates (``template_worker``), started when it is first needed."""
@@ -133,8 +146,7 @@ class _Writer:
                 if not answer.endswith(b"\n"):  # also where a signal broke the reading off
                     status = self.close()
         if not answer.endswith(b"\n"):
-            end = signal.strsignal(-status) if status < 0 else f"exit status {status}"
-            raise _unwritable(f"a process that ended: {end}", WriterEndedError)
+            raise WriterEndedError.of(status)
         answered: dict[str, Any] = json.loads(answer)
         return answered
 
@@ -152,7 +164,7 @@ class _Writer:
                 start_new_session=True,
             )
         except OSError as error:
-            raise _unwritable(str(error), WriterEndedError) from error
+            raise WriterEndedError(_ALIVE, str(error), _TRY_ALONE) from error
 
     def close(self) -> int:
         """End the process, if there is one; return its exit status."""

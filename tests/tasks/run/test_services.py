@@ -8,8 +8,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 
 import httpx
@@ -108,6 +109,41 @@ def test_a_service_that_does_not_start_names_its_log(
     finally:
         down(tmp_path, [bad])
     assert ("no such database" in (tmp_path / "bad.log").read_text()) == (seconds > 1)
+
+
+@pytest.mark.parametrize(
+    ("looks", "seconds", "why", "left"),
+    [
+        ([True, False, False, True], 0.5, "no answer in", "starting"),  # it changes its program
+        (repeat(True), 120.0, "the system does not show it", "down"),
+    ],
+)
+def test_a_process_may_show_no_environment_for_a_while(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    looks: Iterable[bool],
+    seconds: float,
+    why: str,
+    left: str,
+) -> None:
+    environ, hidden = psutil.Process.environ, iter(looks)
+
+    def shown(process: psutil.Process) -> dict[str, str]:
+        found = environ(process)
+        ours = str(tmp_path / "slow.log") in found.values()
+        return {} if ours and next(hidden, False) else found
+
+    monkeypatch.setattr(psutil.Process, "environ", shown)
+    monkeypatch.setattr(services, "START_SECONDS", seconds)
+    monkeypatch.setattr(services, "_HIDDEN_SECONDS", 1.0)
+    slow = Service("slow", [sys.executable, "-c", "import time; time.sleep(60)"], "http://x/", 1)
+    try:
+        with pytest.raises(ClusterError, match=why):
+            up(tmp_path, [slow])
+        monkeypatch.setattr(psutil.Process, "environ", environ)
+        assert [of.state for of in status(tmp_path, [slow])] == [left]
+    finally:
+        down(tmp_path, [slow])
 
 
 def test_a_process_that_ends_while_it_is_looked_at_has_ended(

@@ -221,7 +221,7 @@ def test_storage_that_refuses_is_a_typed_error_without_secrets(
     other = RemoteRoot(remote.address, SimpleNamespace(cat_file=refusing))  # type: ignore[arg-type]  # one call of it
     try:
         with pytest.raises(ArtifactError, match=r"must answer, and allow .* AzureError: 503"):
-            other.read("marks/none")
+            other.read("none")
     finally:
         module.refusals.cache_clear()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
