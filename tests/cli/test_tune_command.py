@@ -100,6 +100,17 @@ def test_a_log_becomes_a_checkpoint_that_is_found_again_and_tuned_further(
         assert refused.code == 1 and message in refused.err and not (tmp_path / "third").exists()
 
 
+def test_what_merges_input_embeddings_can_be_exported(
+    umim: Umim, backbone: Path, tmp_path: Path
+) -> None:
+    out, exported = tmp_path / "out", tmp_path / "out-exported"
+    depth = ("--merge-depth", 0)
+    made = umim("tune", backbone, log(tmp_path, 20), "--out", out, *OPTIONS, *depth)
+    assert f"\n  umim export {out} --out {exported}\n" in made.out, made.err
+    done = umim("export", out, "--out", exported, "--json")
+    assert document(done)["spans"] == len(Checkpoint.load(out).rules)
+
+
 @pytest.mark.parametrize(
     ("options", "count", "message"),
     [

@@ -67,7 +67,9 @@ def tune(
 
     merging = check_roles(roles)
     target = own_place("tuned", out, Path(logs[0]).stem)
-    chosen = {"adapter_rank": adapter_rank, "rule_rows": spans, "unit_positions": "preserved"}
+    # Other engines give units their positions one after the other.
+    positions = "preserved" if merge_depth else "compact"
+    chosen = {"adapter_rank": adapter_rank, "rule_rows": spans, "unit_positions": positions}
     training, form = shared.of_training(
         context, {**shared.FORM, **chosen}, steps=steps, apart=steps, rows=8, patience=4
     )
