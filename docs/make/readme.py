@@ -94,7 +94,7 @@ def _blocks() -> str:
         .render(
             read=_read,
             calls=_calls,
-            above_merging=_above_merging("0.5b"),
+            above_merging=_above_merging,
             english=_english,
             accuracies=_accuracies("Llama-3.1-8B"),
             perplexities=[*map(_perplexities, ("GPT2-XL", "Llama-3.2-1B", "Llama-3-8B"))],

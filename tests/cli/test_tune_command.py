@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import Umim, document
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.serving.model_export import is_exportable
 from umim_core.tuning.tune import ReplyScores
 
 TEMPLATE = (
@@ -109,6 +110,10 @@ def test_what_merges_input_embeddings_can_be_exported(
     assert f"\n  umim export {out} --out {exported}\n" in made.out, made.err
     done = umim("export", out, "--out", exported, "--json")
     assert document(done)["spans"] == len(Checkpoint.load(out).rules)
+    config = Checkpoint.load(out).config
+    other = config.backbone_model.model_copy(update={"model_type": "gpt2"})
+    for change in ({"unit_positions": "preserved"}, {"backbone_model": other}):
+        assert not is_exportable(config.model_copy(update=change))
 
 
 @pytest.mark.parametrize(

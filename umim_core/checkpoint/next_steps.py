@@ -57,17 +57,8 @@ def after_making(
 ) -> list[str]:
     """Return where a checkpoint in ``out`` is, the name that it has, if any, and how to use it."""
     named = [] if name is None else [f"name:       {name}   (umim path lists all)"]
-    use = to_run(checkpoint, out) if to_serve else after_training(out)
+    use = [f"  {shlex.join(['umim', 'serve', str(out)])}"] if to_serve else after_training(out)
     return [f"checkpoint: {checkpoint}", *named, "", "Next:", *use]
-
-
-def to_run(checkpoint: Path, out: Path) -> list[str]:
-    """Return how to serve a checkpoint, and how to export it where other engines read it."""
-    commands = [["umim", "serve", str(out)]]
-    if read_config(checkpoint).merge_depth == 0:
-        exported = str(out.with_name(f"{out.name}-exported"))
-        commands += [["umim", "export", str(out), "--out", exported]]
-    return [f"  {shlex.join(command)}" for command in commands]
 
 
 def after_training(checkpoint: str | Path) -> list[str]:

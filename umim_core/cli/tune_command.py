@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -108,7 +109,18 @@ def tune(
     document = {**asdict(compared), "left_out": dict(left.reasons)}
     lines = [*left.lines("not counted: "), *_lines(compared, time.monotonic() - began)]
     checkpoint = target.directory / "checkpoint"
-    shared.emit_checkpoint(target, checkpoint, document, lines, as_json, to_serve=True)
+    export = _export(checkpoint, target.directory)
+    shared.emit_checkpoint(target, checkpoint, document, lines, as_json, export, to_serve=True)
+
+
+def _export(checkpoint: Path, out: Path) -> list[str]:
+    """Return the command that makes a model of a checkpoint for other engines, if they read it."""
+    from umim_core.checkpoint.checkpoint_files import read_config
+    from umim_core.serving.model_export import is_exportable
+
+    exported = str(out.with_name(f"{out.name}-exported"))
+    command = ["umim", "export", str(out), "--out", exported]
+    return [f"  {shlex.join(command)}"] if is_exportable(read_config(checkpoint)) else []
 
 
 def _lines(compared: Comparison, seconds: float) -> list[str]:

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import frozen_twin
+from umim_core.checkpoint.checkpoint_files import CheckpointConfig
 from umim_core.config.form import SAFE_RAW_TAIL, check_raw_tail
 from umim_core.errors import BackboneError, ConfigError, require
 from umim_core.model.umim import UMIM
@@ -42,6 +43,12 @@ GGUF: Final = "model.gguf"
 _CHUNK: Final = 4096  # spans that are merged at once
 _PROBE: Final = 8  # units tried
 _TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}  # of the norm
+
+
+def is_exportable(config: CheckpointConfig) -> bool:
+    """Return whether other engines read a checkpoint's spans, with adapters vLLM alone."""
+    embeds = config.merge_depth == 0 and config.unit_positions == "compact"
+    return embeds and (not config.adapter_rank or config.backbone_model.model_type in ARCHITECTURES)
 
 
 def check_exportable(umim: UMIM, *, gguf: bool = False) -> None:
