@@ -113,11 +113,13 @@ class Walk:
         recipe: What is run.
         calls: The stages so far, in order.
         results: What the report is made from.
+        trained_on: Where the trainings ran, which is in their keys; None for ``lease``.
     """
 
     root: Path
     recipe: RunRecipe
     lease: ClusterLease = field(default_factory=NoCluster)
+    trained_on: ClusterLease | None = None
     calls: list[Call] = field(default_factory=list)
     results: tuple[list[CellResult], list[ShippedResult]] = ([], [])
 
@@ -126,7 +128,8 @@ class Walk:
 
     def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
         """Run one stage."""
-        site = site_of(self.root, self.recipe, self.lease)
+        lease = self.trained_on if "workers" in call.stage.of_run else None
+        site = site_of(self.root, self.recipe, lease or self.lease)
         artifact = call.build(site)
         self.calls.append(Call(call, site, artifact))
         return artifact
@@ -185,7 +188,7 @@ def walk_on_workers(root: Path, recipe: str, workers: int) -> Walk:
     config = ClusterConfig(cpus=2, workers=workers, parallel_stages=2)
     run: Any = _SideBySide(root, Recipe.model_validate_json(recipe))
     with counting_in_process(), ClusterLease(config) as lease:
-        run.lease = lease
+        run.lease, run.trained_on = lease, run.lease
         run.results = parts.run_everything(run)
     found: Walk = run
     return found
