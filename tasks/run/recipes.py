@@ -101,6 +101,6 @@ def newest_report() -> Path:
     """Return the newest report page under the artifact root."""
     finished = (artifact_root() / "report").glob("*/manifest.json")  # written last
     pages = [path.with_name("report.html") for path in finished if path.parent.suffix == ""]
-    rule, remedy = "a report must have been made", "`python -m flows run embedded`"
+    rule, remedy = "a report must have been made", "Make one: python -m flows run embedded."
     require(bool(pages), ConfigError, rule, str(artifact_root()), remedy)
     return max(pages, key=lambda page: page.stat().st_mtime)

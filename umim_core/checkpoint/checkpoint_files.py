@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
@@ -126,7 +125,7 @@ def read_config(directory: Path) -> CheckpointConfig:
 def resolve_checkpoint(name: str | Path) -> Path:
     directory = named_place(name)
     for place in (directory, directory / "checkpoint"):
-        if os.path.isfile(place / "config.json") and os.path.isdir(place / "rules"):
+        if _is_checkpoint(place):
             return place
     raise _no_checkpoint(Path(name))
 
@@ -137,14 +136,43 @@ def named_place(name: str | Path) -> Path:
     return embedded_path(text, "checkpoint") or own_checkpoint(text) or Path(name)
 
 
+def _is_checkpoint(directory: Path) -> bool:
+    """Return whether a directory is meant as a checkpoint; its content is checked on loading."""
+    try:
+        if not (directory / "config.json").exists():
+            return False
+        known = read_json(directory / "config.json")
+    except (ArtifactError, OSError):
+        return True  # torn: loading says what is wrong
+    return not (isinstance(known, dict) and "model_type" in known)
+
+
 def _no_checkpoint(path: Path) -> CheckpointError:
+    """Say what a name stands for instead, and what to do."""
     shipped = embedded_names("checkpoint")
-    guess = did_you_mean(str(path), [*shipped, *own_checkpoints()])
-    return CheckpointError(
+    known = [*shipped, *own_checkpoints()]
+    rule = (
         f"a checkpoint must be one of {', '.join(shipped)}, a name that `umim path` "
-        "lists, or a directory with config.json, model.safetensors and rules/",
-        f"{path}, which {'holds none' if os.path.exists(path) else 'does not exist'}",
-        guess or "Check the name. Of models and rules umim train makes one.",
+        "lists, or a directory with config.json, model.safetensors and rules/"
+    )
+    if (path / "config.json").is_file() or (path.is_file() and path.suffix == ".gguf"):
+        return CheckpointError(
+            rule,
+            f"{path}, a language model",
+            "Name a checkpoint that was trained for it, or make one: "
+            f"umim mine TEXTS --tokenizer {path} --out rules.",
+        )
+    if (path / "rules.parquet").is_file():
+        return CheckpointError(
+            rule,
+            f"{path}, a rule directory",
+            f"Train a checkpoint with these rules: umim train MODEL --rules {path}.",
+        )
+    if path.exists():
+        return CheckpointError(rule, f"{path}, which holds none", "Check the path.")
+    guess = did_you_mean(str(path), known)
+    return CheckpointError(
+        rule, f"{path}, which does not exist", guess or "Check the name; `umim path` lists them."
     )
 
 

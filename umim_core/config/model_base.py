@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, TypeVar, get_args
@@ -16,7 +16,7 @@ from pydantic import (
     ValidationInfo,
 )
 
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -74,14 +74,37 @@ def validated(model: type[AnyModel], raw: object, what: str) -> AnyModel:
         where = ".".join(str(part)[:99] for part in first["loc"]) or "the recipe"
         rule, value, remedy = first["msg"], first.get("input"), "Correct the field."
         if first["type"] == "extra_forbidden":
-            sections, remedy = _sections(model), "Leave it out."
-            for field in get_close_matches(str(first["loc"][-1])[:99], sorted(sections), n=1):
-                remedy = f"{field!r} is a field of {', '.join(sections[field])}."
+            remedy = _right_name(model, first["loc"])
         own = getattr(first.get("ctx", {}).get("error"), "__cause__", None)
         if isinstance(own, ConfigError):  # of ``checking``: it says all of this by itself
             rule, remedy = own.rule, own.remedy or remedy
             value = value if own.value is None else own.value
         raise ConfigError(f"{what}: {where}: {rule}", value, remedy) from error
+
+
+def _right_name(model: type[BaseModel], place: Sequence[int | str]) -> str:
+    """Return what to write for an unknown field: one of its section, or the section of another."""
+    *outer, last = place
+    name, section = str(last)[:99], {model}
+    for part in outer:  # the name of a field, the kind of a model, or a place in a list or a dict
+        inner = {each for at in section for each in _models_of_field(at, part)}
+        section = inner or {at for at in section if _is_of_kind(at, part)} or section
+    if said := did_you_mean(name, sorted({field for at in section for field in at.model_fields})):
+        return said
+    sections = _sections(model)
+    for field in get_close_matches(name, sorted(sections), n=1):
+        return f"{field!r} is a field of {', '.join(sections[field])}."
+    return "Leave it out."
+
+
+def _models_of_field(model: type[BaseModel], name: int | str) -> list[type[BaseModel]]:
+    field = model.model_fields.get(str(name))
+    return [] if field is None else _models(field.annotation)
+
+
+def _is_of_kind(model: type[BaseModel], kind: int | str) -> bool:
+    field = model.model_fields.get("kind")
+    return model.__name__ == kind or (field is not None and kind in get_args(field.annotation))
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
@@ -94,8 +117,8 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 def _sections(model: type[BaseModel], path: str = "") -> dict[str, list[str]]:
     """Return the sections that have each field, of a model and of those in its fields."""
     found = {name: [path or "the recipe itself"] for name in model.model_fields}
-    for name, annotated in model.model_fields.items():
-        for inner in _models(annotated.annotation):
+    for name in model.model_fields:
+        for inner in _models_of_field(model, name):
             for field, paths in _sections(inner, f"{path}.{name}".removeprefix(".")).items():
                 found[field] = list(dict.fromkeys([*found.get(field, []), *paths]))
     return found

@@ -55,15 +55,13 @@ def check_exportable(umim: UMIM, *, gguf: bool = False) -> None:
     """Refuse a model whose merged spans are more than rows of an embedding, and adapters."""
     config, family = umim.checkpoint.config, umim.backbone.model.config.model_type
     remedy = (
-        "Export a checkpoint whose spans become input embeddings, umim-smollm2-135m say; "
-        "umim serve runs every checkpoint."
+        "Export a checkpoint whose spans become input embeddings, umim-smollm2-135m say, or of umim "
+        "tune --merge-depth 0; umim serve runs every checkpoint."
     )
-    for rule, fits in (
-        ("merge_depth must be 0", config.merge_depth == 0),
-        ("unit_positions must be compact", config.unit_positions == "compact"),
-    ):
-        rule = f"{rule} in a model that other engines read"
-        require(fits, ConfigError, rule, f"{config.form()}", remedy)
+    for name, value in {"merge_depth": 0, "unit_positions": "compact"}.items():
+        rule = f"{name} must be {value} in a model that other engines read"
+        found = getattr(config, name)
+        require(found == value, ConfigError, rule, found, remedy)
     require(
         not (config.adapter_rank and gguf),
         ConfigError,

@@ -219,7 +219,7 @@ def field_of(row: object, name: str) -> object:
         return _bad("a row must be a JSON object", row)
     if name in row:
         return row[name]
-    remedy = _CORRECT_ROW
+    remedy = "Name another (--field NAME, in a recipe field), or allow bad rows: --max-bad N."
     lists = [key for key, value in row.items() if isinstance(value, list)]
     if len(lists) == 1 and row[lists[0]] and isinstance(row[lists[0]][0], dict):
         remedy = f"Write the rows of {lists[0]!r} on lines: jq -c '.[{json.dumps(lists[0])}][]'."
