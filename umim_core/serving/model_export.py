@@ -55,8 +55,8 @@ def check_exportable(umim: UMIM, *, gguf: bool = False) -> None:
     """Refuse a model whose merged spans are more than rows of an embedding, and adapters."""
     config, family = umim.checkpoint.config, umim.backbone.model.config.model_type
     remedy = (
-        "Export a checkpoint whose spans become input embeddings, umim-smollm2-135m say, or of umim "
-        "tune --merge-depth 0; umim serve runs every checkpoint."
+        "Export a checkpoint whose spans become input embeddings, umim-smollm2-135m say, or of "
+        "umim tune --merge-depth 0; umim serve runs every checkpoint."
     )
     for name, value in {"merge_depth": 0, "unit_positions": "compact"}.items():
         rule = f"{name} must be {value} in a model that other engines read"
