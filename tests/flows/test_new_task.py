@@ -79,7 +79,7 @@ def test_training_reads_the_prompt_and_merges_where_the_task_says(run: Walk) -> 
     (sft,) = (call.artifact for call in run.calls if call.name == "sft")
     asked = sft.manifest()["config"]["questions"]
     assert (asked["task"], asked["form"]["part"]) == ("rhymes", "sequence")
-    assert task.manifest()["inputs"] == {"task.words": "1"}
+    assert task.manifest()["inputs"] == {"task.sources.words": "1"}
 
 
 @pytest.mark.parametrize(
