@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -81,6 +82,11 @@ def made(name: str, backbone: Backbone) -> Method:
     if name == "cpc":
         return SentenceCosine(word_encoder(tokenizer), tokenizer)
     return find_baseline(name).make(backbone, RULES)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # of evaluator heads
 
 
 @pytest.mark.parametrize("name", REDUCERS)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from huggingface_hub import snapshot_download
+from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import check_place
 from umim_core.errors import BackboneError
 from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
+from umim_core.store.user_records import remembered
+
+_LARGE: Final = 1 << 20  # characters of a tokenizer's JSON: reading and writing it takes 0.2 s
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -41,7 +47,16 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase, without: object = 
             "special": tokenizer.all_special_tokens,
         }
         return _digest(state)
-    return _digest(_pipeline(backend.to_str(), without))
+    text = backend.to_str()
+    if len(text) < _LARGE:
+        return _digest(_pipeline(text, without))
+    return remembered(
+        "tokenizers",
+        [repr(without), sha256_bytes(text.encode())],
+        TypeAdapter(str),
+        lambda: _digest(_pipeline(text, without)),
+        lambda known: re.fullmatch("[0-9a-f]{64}", known) is not None,
+    )
 
 
 def _pipeline(text: str, without: object) -> dict[str, object]:
