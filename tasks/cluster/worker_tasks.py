@@ -154,16 +154,20 @@ def cores_of_a_call(config: ClusterConfig, cluster: Cluster) -> int:
     return max(1, cluster.cpus // shares)
 
 
-def cores_of_a_machine(config: ClusterConfig) -> int:
-    """Return all CPU cores of the largest machine that a call fits on."""
+def machines() -> list[Mapping[str, float]]:
+    """Return what each living machine of the cluster offers, as Ray names it."""
     import ray
 
-    kind = "GPU" if config.use_gpu else "CPU"
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    cores = [int(machine.get("CPU", 0)) for machine in machines if machine.get(kind, 0) >= 1]
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def cores_of_a_machine(config: ClusterConfig) -> int:
+    """Return all CPU cores of the largest machine that a call fits on."""
+    kind, there = "GPU" if config.use_gpu else "CPU", machines()
+    cores = [int(machine.get("CPU", 0)) for machine in there if machine.get(kind, 0) >= 1]
     rule = f"the cluster must have a machine with a {kind}"
     remedy = "Name another cluster with cluster.address, or wait until it has grown."
-    require(bool(cores), ClusterError, rule, f"none of {len(machines)}", remedy)
+    require(bool(cores), ClusterError, rule, f"none of {len(there)}", remedy)
     return max(1, *cores)
 
 

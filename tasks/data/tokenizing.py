@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.cluster.worker_tasks import run_on_cluster
+from tasks.cluster.worker_tasks import machines, run_on_cluster
 from umim_core.addresses import is_address
 from umim_core.errors import (
     ClusterError,
@@ -124,33 +124,50 @@ def tokenize_splits(
 ) -> dict[str, Tokenized]:
     """Run the jobs of all splits and write an index per split.
 
-    A split of one file is tokenised in this process, with the tokenizer's own threads: starting
-    Ray's workers would take longer than most such files. The function that tokenises one is the
-    same.
+    A corpus of one file per split is tokenised in this process, with the tokenizer's own threads:
+    starting Ray's workers would take longer than most such corpora. The function that tokenises a
+    file is the same.
 
     Returns:
         Parts and bad rows per split; the same whatever the workers.
     """
-    merged = {}
-    for split, jobs in splits.items():
-        outcomes: list[Outcome] = []
-        limit = jobs[0].limit
-        # Files behind a limit are not read: each wave of a limited split doubles what has been.
-        first = len(jobs) if limit is None else os.cpu_count() or 1
-        while len(outcomes) < len(jobs) and not _reached(outcomes, limit):
-            wave = jobs[len(outcomes) : max(2 * len(outcomes), first)]
-            alone = len(jobs) == 1
-            outcomes += map(tokenize_file, wave) if alone else _run_on_cluster(wave, lease)
-        merged[split] = _merged(jobs, outcomes)
-    return merged
+    alone = max(map(len, splits.values())) == 1
+    outcomes: dict[str, list[Outcome]] = {split: [] for split in splits}
+    for wave in _waves(splits, outcomes):
+        results = map(tokenize_file, wave) if alone else _run_on_cluster(wave, lease)
+        for job, outcome in zip(wave, results, strict=True):
+            outcomes[job.split].append(outcome)
+    return {split: _merged(splits[split], outcomes[split]) for split in splits}
 
 
-def _reached(outcomes: Sequence[Outcome], limit: int | None) -> bool:
-    """Tell whether files behind these cannot count: the limit is reached, or one is refused."""
-    if any(isinstance(outcome, UmimError) for outcome in outcomes):
-        return True
-    tokens = sum(one.tokens for one in outcomes if isinstance(one, Tokenized))
-    return limit is not None and tokens >= limit
+def _waves(
+    splits: Mapping[str, Sequence[TokenJob]], outcomes: Mapping[str, Sequence[Outcome]]
+) -> Iterator[list[TokenJob]]:
+    """Yield the jobs to run next, until every split is whole or has reached its limit.
+
+    Files behind a limit are not read: each wave of a limited split doubles what has been read.
+    """
+    while True:
+        wave: list[TokenJob] = []
+        for split, jobs in splits.items():
+            done = len(outcomes[split])
+            limit = jobs[0].limit
+            if limit is None:
+                wave += jobs[done:]
+            elif not _reached(outcomes[split], limit):
+                wave += jobs[done : max(2 * done, os.cpu_count() or 1)]
+        if not wave:
+            return
+        yield wave
+
+
+def _reached(outcomes: Sequence[Outcome], limit: int) -> bool:
+    total = 0
+    for outcome in outcomes:
+        if isinstance(outcome, UmimError):
+            return True
+        total += outcome.tokens
+    return total >= limit
 
 
 def threads_per_job(share: int, sizes: Sequence[int]) -> int:
@@ -164,9 +181,7 @@ def threads_per_job(share: int, sizes: Sequence[int]) -> int:
 def _run_on_cluster(jobs: Sequence[TokenJob], lease: ClusterLease) -> list[Outcome]:
     """Run jobs on the cluster and return their results in order."""
     lease.ensure()
-    import ray
-
-    sizes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    sizes = [int(machine.get("CPU", 0)) for machine in machines()]
     threads = threads_per_job(sum(sizes) // len(jobs), sizes)
     placed = [replace(job, threads=threads) for job in jobs]
     outcomes: dict[int, Outcome] = {}
