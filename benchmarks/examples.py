@@ -18,10 +18,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.qualitative import attention_maps, surrogate_similarity
 from benchmarks.runner import Benchmark, Report
 from umim_core import UMIM
 from umim_core.config.form import Merge
-from umim_core.evaluation.qualitative import attention_maps, surrogate_similarity
 from umim_core.model.showing import Piece, unit_texts
 
 PROMPTS: Final = (

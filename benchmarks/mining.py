@@ -185,20 +185,21 @@ def make_sides(ids: NDArray[np.integer], tau: int) -> dict[str, Side]:
 
 def compare(sides: dict[str, Side], tokens: int, rounds: int) -> Report:
     """Run all sides in alternation on so many tokens and check that they find the same."""
-    firsts: Grams = {}
+    first: Grams = {}
     equal: dict[str, bool] = {}
 
     def warmed(name: str, result: Any) -> None:
         grams = sides[name].read(result)
-        firsts.update({} if firsts else grams)
-        equal[name] = same(grams, firsts)
+        if not equal:
+            first.update(grams)
+        equal[name] = same(grams, first)
 
     seconds = alternate({name: side.run for name, side in sides.items()}, rounds, warmed)
     against = dict.fromkeys((DUCKDB, DUCKDB_APRIORI, POLARS, OURS_1, LONG), OURS)
     against[COUNTER] = OURS_1  # on as many cores
     return {
         "corpus": {"tokens": tokens, "segment_length": SEGMENT},
-        "rules": {str(n): len(counts) for n, (_, counts) in firsts.items()},
+        "rules": {str(n): len(counts) for n, (_, counts) in first.items()},
         "same": equal,
         "sides": {
             name: {

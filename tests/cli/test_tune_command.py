@@ -13,7 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import Umim, document
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.serving.model_export import is_exportable
+from umim_core.errors import ConfigError
+from umim_core.serving.model_export import check_exportable
 from umim_core.tuning.tune import ReplyScores
 
 TEMPLATE = (
@@ -113,7 +114,8 @@ def test_what_merges_input_embeddings_can_be_exported(
     config = Checkpoint.load(out).config
     other = config.backbone_model.model_copy(update={"model_type": "gpt2"})
     for change in ({"unit_positions": "preserved"}, {"backbone_model": other}):
-        assert not is_exportable(config.model_copy(update=change))
+        with pytest.raises(ConfigError):
+            check_exportable(config.model_copy(update=change))
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def export(
     log_lines("umim.progress")
     sources = sources_of([tuple(text)] if text else [], Reading(kind, field, max_bad=max_bad))
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype)
-    check_exportable(umim, gguf=gguf)
+    check_exportable(umim.checkpoint.config, gguf=gguf)
     rules = umim.checkpoint.rules
     if not sources and len(rules) > _MOST:
         raise ConfigError(

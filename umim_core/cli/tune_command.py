@@ -13,7 +13,7 @@ import typer
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, log_lines
 from umim_core.config.form import ModuleForm
-from umim_core.errors import CorpusError, require
+from umim_core.errors import ConfigError, CorpusError, require
 
 if TYPE_CHECKING:
     from umim_core.tuning.tune import Comparison, ReplyChange
@@ -116,11 +116,14 @@ def tune(
 def _export(checkpoint: Path, out: Path) -> list[str]:
     """Return the command that makes a model of a checkpoint for other engines, if they read it."""
     from umim_core.checkpoint.checkpoint_files import read_config
-    from umim_core.serving.model_export import is_exportable
+    from umim_core.serving.model_export import check_exportable
 
-    exported = str(out.with_name(f"{out.name}-exported"))
-    command = ["umim", "export", str(out), "--out", exported]
-    return [f"  {shlex.join(command)}"] if is_exportable(read_config(checkpoint)) else []
+    try:
+        check_exportable(read_config(checkpoint))
+    except ConfigError:
+        return []
+    command = ["umim", "export", str(out), "--out", str(out.with_name(f"{out.name}-exported"))]
+    return [f"  {shlex.join(command)}"]
 
 
 def _lines(compared: Comparison, seconds: float) -> list[str]:

@@ -45,15 +45,9 @@ _PROBE: Final = 8  # units tried
 _TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}  # of the norm
 
 
-def is_exportable(config: CheckpointConfig) -> bool:
-    """Return whether other engines read a checkpoint's spans, with adapters vLLM alone."""
-    embeds = config.merge_depth == 0 and config.unit_positions == "compact"
-    return embeds and (not config.adapter_rank or config.backbone_model.model_type in ARCHITECTURES)
-
-
-def check_exportable(umim: UMIM, *, gguf: bool = False) -> None:
-    """Refuse a model whose merged spans are more than rows of an embedding, and adapters."""
-    config, family = umim.checkpoint.config, umim.backbone.model.config.model_type
+def check_exportable(config: CheckpointConfig, *, gguf: bool = False) -> None:
+    """Refuse a checkpoint whose merged spans are more than rows of an embedding, and adapters."""
+    family = config.backbone_model.model_type
     remedy = (
         "Export a checkpoint whose spans become input embeddings, umim-smollm2-135m say, or of "
         "umim tune --merge-depth 0; umim serve runs every checkpoint."
@@ -73,7 +67,7 @@ def check_exportable(umim: UMIM, *, gguf: bool = False) -> None:
         not config.adapter_rank or family in ARCHITECTURES,
         ConfigError,
         f"adapters are exported of {', '.join(ARCHITECTURES)}",
-        f"{umim.backbone.name} is {family}",
+        f"{config.backbone} is {family}",
         "Use umim serve, or export a checkpoint without adapters.",
     )
 
@@ -91,8 +85,8 @@ def export_model(
             recommends, 16 where it recommends no merging.
         gguf: Whether to write a GGUF file, too.
     """
-    check_exportable(umim, gguf=gguf)
     config = umim.checkpoint.config
+    check_exportable(config, gguf=gguf)
     recommended = SAFE_RAW_TAIL if config.merge == "none" else config.raw_tail
     tail = recommended if raw_tail is None else raw_tail
     check_raw_tail(tail, "prompt")

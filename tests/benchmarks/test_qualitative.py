@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.qualitative import attention_maps
 from support.merge_modules import module_of
 from umim_core.backbone.backbone import Backbone
-from umim_core.evaluation.qualitative import attention_maps
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
