@@ -42,7 +42,7 @@ from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoin
 from umim_core.config.rule_options import RuleOptions
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.errors import ConfigError, CorpusError, MissingExtraError, require
-from umim_core.evaluation.questions import QuestionSet, QuestionSource, ShardScores
+from umim_core.evaluation.questions import QuestionSet, QuestionSource, ShardScores, of_ruler
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.artifacts import directory_digest, write_json
@@ -75,11 +75,12 @@ class TableQuestions:
     def digests(self) -> dict[str, str]:
         """Of all files that decide the questions, by what they are.
 
-        Prompts of a task that the package generates are measured in the backbone's tokens.
+        Prompts of a task that the package or lm-eval generates are measured in the backbone's
+        tokens.
         """
         folders = {"hub": self.recipe.hub, "task_data": self.recipe.task_data}
         digests = {name: _content(name, Path(at)) for name, at in folders.items() if at is not None}
-        if self.generated is None:
+        if self.generated is None and not of_ruler(self.task):
             return digests
         config = read_config(resolve_checkpoint(self.recipe.checkpoint))
         return digests | {

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import lm_eval.tasks
 import pytest
 from lm_eval.tasks import TaskManager
 
 from support.harness_files import write_data_set
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.errors import ConfigError, CorpusError, MissingExtraError
+from umim_core.evaluation.questions import QuestionSource, question_set
 from umim_core.evaluation.tasks import lm_eval_tasks
 from umim_core.evaluation.tasks.lm_eval_tasks import (
     harness_questions,
     knows_task,
+    load_ruler,
     load_tasks,
     standing_for_the_hub,
 )
@@ -56,7 +62,7 @@ def math(place: int) -> Row:
 
 
 # Folders of lm-eval with the tasks that are asked for here, the tag and the group.
-FEW = ("arc", "hellaswag", "hendrycks_ethics", "gsm8k", "mmlu/default")
+FEW = ("arc", "hellaswag", "hendrycks_ethics", "gsm8k", "mmlu/default", "ruler")
 
 
 @pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.full)])
@@ -167,3 +173,23 @@ def test_data_that_are_not_whole_are_refused(
         write_data_set(hub, place, config, splits)
     with pytest.raises(CorpusError, match=message):
         harness_questions(name, hub)
+
+
+def test_ruler_draws_the_same_questions_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = ("noun", "verb", "adjective", "nouns", "verbs", "adjectives")
+    words = SimpleNamespace(_categories={kind: [f"{kind}{n}" for n in range(20)] for kind in kinds})
+    monkeypatch.setitem(sys.modules, "wonderwords", SimpleNamespace(RandomWord=lambda: words))
+    monkeypatch.setattr("nltk.data.find", lambda _: None)  # nothing is downloaded
+    tokenizer, before = load_tokenizer("umim-docs-llama"), random.getstate()
+    tasks = [load_ruler("ruler_cwe", tokenizer, seed) for seed in (0, 0, 1)]
+    first, again, other = (list(task.eval_docs) for task in tasks)
+    assert first == again != other and random.getstate() == before
+    answer = ", ".join(first[0]["outputs"][:5])
+    assert tasks[0].process_results(first[0], [answer]) == {"4096": 0.5}
+    asked = question_set(QuestionSource("ruler_cwe", backbone="umim-docs-llama"))
+    assert (asked.count, asked.metrics) == (500, ("4096",))
+    with pytest.raises(ConfigError, match="one that it ships; got niah_single_9"):
+        load_ruler("niah_single_9", tokenizer, 0)
+    monkeypatch.setitem(sys.modules, "wonderwords", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'lm_eval\[ruler\]'"):
+        load_ruler("niah_single_1", tokenizer, 0)

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 Limits = dict[str, int | list[int] | None]
 
 
+def of_ruler(task: str) -> bool:
+    """Return whether a task is one of lm-eval's ``ruler``, whose prompts a tokenizer measures."""
+    return task.startswith(("niah_", "ruler_"))
+
+
 @dataclass(frozen=True)
 class QuestionSource:
     """A task of ``task_sets``, of a YAML file of ours, or of lm-eval.
@@ -174,16 +179,24 @@ def _means(task: Task) -> tuple[str, ...]:
 @lru_cache(maxsize=8)
 def _loaded(source: QuestionSource) -> tuple[Task, str]:
     """Return a task with its data, and the digest of its questions; lm-eval's index takes long."""
-    from umim_core.evaluation.tasks.lm_eval_tasks import load_tasks, standing_for_the_hub
+    from umim_core.evaluation.tasks.lm_eval_tasks import (
+        load_ruler,
+        load_tasks,
+        standing_for_the_hub,
+        task_tokenizer,
+    )
 
     options: dict[str, object] = {}
+    places = {"checkpoint": source.checkpoint, "backbone": source.backbone}
     if source.folder is not None:
         options = {"task_data": source.folder}
     elif source.options:
-        places = {"checkpoint": source.checkpoint, "backbone": source.backbone}
         options = {**places, **dict(source.options)}
     with standing_for_the_hub(source.hub, source.digest):
-        task = load_tasks([source.task], options)[source.task]
+        if of_ruler(source.task):
+            task = load_ruler(source.task, task_tokenizer(places), source.seed)
+        else:
+            task = load_tasks([source.task], options)[source.task]
     if _generates(task):  # limits of the source lower those of the task
         kwargs, repeats = task.get_config("generation_kwargs"), task.get_config("repeats")
         if (most := source.new_tokens) is not None:

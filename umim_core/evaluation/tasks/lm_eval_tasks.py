@@ -28,13 +28,17 @@ sequence and compute its length-normalized negative log-likelihood".
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import lm_eval.tasks
+import numpy as np
 from datasets import Dataset, DatasetDict
 from datasets import config as datasets_config
 from datasets.exceptions import DatasetsError
@@ -52,7 +56,13 @@ from umim_core.adaptation.choices import encode_pair
 from umim_core.backbone.shape import trained_context
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import ConfigError, CorpusError, did_you_mean, require
+from umim_core.errors import (
+    ConfigError,
+    CorpusError,
+    MissingExtraError,
+    did_you_mean,
+    require,
+)
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.model_args import checkpoint_config, named_checkpoint, one_line_errors
 from umim_core.evaluation.sizes import REDUCTIONS
@@ -407,6 +417,37 @@ def load_tasks(
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)  # as lm-eval's own command
     return loaded
+
+
+def load_ruler(name: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Task:
+    """Load a task of lm-eval's ``ruler``, of 4,096 tokens, the same in every process.
+
+    It draws its questions from the process's generators, which are as before afterwards, and from
+    those of its modules, which are imported anew.
+    """
+    rule = "a task of lm-eval's ruler must be one that it ships"
+    require(knows_task(name), ConfigError, rule, name, "`lm-eval ls subtasks` lists them.")
+    states = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    for module in [each for each in sys.modules if each.startswith("lm_eval.tasks.ruler.")]:
+        del sys.modules[module]
+    try:
+        with TemporaryDirectory() as folder:
+            tokenizer.save_pretrained(folder)
+            # A mean, since there is one length: lm-eval's own leaves out those not asked for.
+            figure = {"metric": "4096", "aggregation": "mean", "higher_is_better": True}
+            config = load_yaml(_shipped().task_index[name].yaml_path) | {
+                "metric_list": [figure],
+                "metadata": {"tokenizer": folder, "max_seq_lengths": [4096]},
+            }
+            return load_tasks([config])[name]
+    except ImportError as error:
+        needed = "lm-eval's ruler needs what lm_eval[ruler] installs"
+        raise MissingExtraError(needed, str(error), "pip install 'lm_eval[ruler]'") from error
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def run_task(
