@@ -37,9 +37,9 @@ def _tools(size: str) -> str:
     return f"umim-qwen-coder-{size}-tools"
 
 
-def _calls(size: str, other: str = "") -> dict[str, Report]:
-    """Return the sides of calls of Qwen of a size by name; ``other`` ends their file's name."""
-    return {side["side"]: side for side in _read(f"calls-{_tools(size)}{other}")["sides"]}
+def _calls(size: str) -> dict[str, Report]:
+    """Return the sides of calls of Qwen of a size by name."""
+    return {side["side"]: side for side in _read(f"calls-{_tools(size)}")["sides"]}
 
 
 def _above_merging(size: str) -> float:
