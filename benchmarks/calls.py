@@ -245,10 +245,12 @@ def run(options: argparse.Namespace, report: Report) -> None:
             for batch in (some[n : n + _BATCH] for n in range(0, len(some), _BATCH))
         ]
         found = Answers(*(list(chain(*of)) for of in zip(*batches, strict=True)))
-        same = found if name == "base" else Answers(*([of[n] for n in which] for of in base))
-        report["sides"].append({"side": name, "questions": len(some)} | figures(found, same))
-        print(report["sides"][-1], file=sys.stderr, flush=True)
+        tell(name, found, found if name == "base" else chosen(base, which))
         return found
+
+    def tell(name: str, found: Answers, same: Answers) -> None:
+        report["sides"].append({"side": name, "questions": len(found.right)} | figures(found, same))
+        print(report["sides"][-1], file=sys.stderr, flush=True)
 
     def of_sizes(kept: NDArray[np.bool_]) -> Model:
         fewer = umim.checkpoint.with_contents(umim.checkpoint.module, umim.rules.take(kept))
@@ -259,12 +261,17 @@ def run(options: argparse.Namespace, report: Report) -> None:
     merged = ask_side("umim", umim, "prompt", which=whole)
     if not few:
         return
+    tell("umim, these questions", chosen(merged, few), chosen(base, few))
     for least in options.shortest or ():
         ask_side(f"umim, spans of at least {least}", of_sizes(sizes >= least), "prompt")
     ask_side(f"umim, spans of at most {SHORT}", of_sizes(sizes <= SHORT), "prompt")
     ask_side("no descriptions of parameters", umim, "none", bare)
     ask_side("no white space", umim, "none", minified)
     ask_side("cut", umim, "none", cut(umim, 1 - float(np.mean(merged.tools_saved))))
+
+
+def chosen(answers: Answers, which: Sequence[int]) -> Answers:
+    return Answers(*([of[n] for n in which] for of in answers))
 
 
 def prompts(

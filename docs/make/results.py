@@ -163,7 +163,9 @@ def _calls_svg(report: Report) -> str:
     """Return calls kept and nats of right calls over what is saved of the schemas."""
     sides = sorted(report["sides"], key=itemgetter("tools_saved"))
     base = next(side for side in sides if side["side"] == "base")
+    fewest = min(side["questions"] for side in sides)  # those that all sides were asked
     merged = [side for side in sides if side["side"].startswith("umim")]
+    merged = [side for side in merged if side["questions"] == fewest]
     kinds = {"UMIM": [base, *merged]}
     kinds |= {side["side"]: [side] for side in sides if side not in kinds["UMIM"]}
 
