@@ -42,7 +42,9 @@ from benchmarks.runner import (
 )
 from benchmarks.subjects import BACKBONES, Ids, Subject, subject
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.model_files import DTYPES
 from umim_core.config.evaluate import BenchmarkConfig
+from umim_core.config.model_base import validated
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward
@@ -238,14 +240,15 @@ def equal(report: Report) -> bool:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    config = BenchmarkConfig(
-        prompt_lengths=tuple(options.lengths),
-        batch_sizes=tuple(options.batch_sizes),
-        new_tokens=options.new_tokens,
-        token_reductions=tuple(options.reductions),
-        pairs=options.pairs,
-        warmup=options.warmup,
-    )
+    chosen = {
+        "prompt_lengths": tuple(options.lengths),
+        "batch_sizes": tuple(options.batch_sizes),
+        "new_tokens": options.new_tokens,
+        "token_reductions": tuple(options.reductions),
+        "pairs": options.pairs,
+        "warmup": options.warmup,
+    }
+    config = validated(BenchmarkConfig, chosen, "the options")
     tokens = tokens_needed(config) + (config.pairs + config.warmup) * config.new_tokens
     report |= {"device": options.device, "dtype": options.dtype, "new_tokens": config.new_tokens}
     report["backbones"] = {}
@@ -267,7 +270,7 @@ BENCHMARK: Final = Benchmark(
         "reductions": [0.1, 0.2, 0.3, 0.4, 0.5],
         "pairs": 10,
         "warmup": 2,
-        "dtype": "float32",
+        "dtype": {"default": "float32", "choices": tuple(DTYPES)},
         "device": "cuda" if torch.cuda.is_available() else "cpu",
     },
     measure=run,

@@ -36,6 +36,7 @@ from benchmarks.text_quality import (
     mauve_library,
 )
 from umim_core import UMIM
+from umim_core.cli.shared_options import text_of
 from umim_core.config.form import Merge
 from umim_core.embedded.assets import embedded_names
 from umim_core.embedded.docstring_corpus import build_corpus, read_documents
@@ -135,7 +136,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     if options.text is None:
         texts = held_out_docstrings()
     else:
-        texts = options.text.read_text(encoding="utf-8").splitlines()
+        texts = text_of(options.text, "--text").splitlines()
     length = options.prompt_tokens + options.new_tokens
     for name, umim in models.items():
         own = features or TextFeatures(umim.backbone)

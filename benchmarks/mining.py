@@ -295,6 +295,8 @@ def gates(report: Report) -> dict[str, Gate]:
 def run(options: argparse.Namespace, report: Report) -> None:
     """Compare all sides, then memory with its bound, then the Ray path."""
     file, tau = ids_file(options), options.tau
+    if options.ray is not None:
+        open_ids(options.ray)
     ids, _ = whole_segments(open_ids(file, options.tokens))
     report["tau"] = tau
     report |= compare(make_sides(ids, tau), len(ids), options.rounds)

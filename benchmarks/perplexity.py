@@ -40,6 +40,7 @@ from benchmarks.runner import (
 )
 from benchmarks.subjects import BACKBONES, Subject, mined_rules, subject
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
+from umim_core.errors import CorpusError, require
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
 from umim_core.rules.matcher import Matcher
@@ -142,6 +143,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
     for name in options.backbones:
         backbone_subject = subject(name, timed + _MINED, dtype="float32", device=options.device)
         report |= {"text": backbone_subject.text} if backbone_subject.text else {}
+        rule, size = f"{options.rows} rows of {options.length} tokens", len(backbone_subject.ids)
+        require(size >= timed, CorpusError, f"the text must have {rule}", f"{size} tokens")
         rows = list(backbone_subject.ids[:timed].reshape(options.rows, options.length))
         rules = rule_sets(backbone_subject, backbone_subject.ids[timed:])
         report["backbones"][Path(name).name] = measure(backbone_subject, rules, rows, options.pairs)

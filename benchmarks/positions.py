@@ -17,6 +17,7 @@ from typing import Final
 
 from benchmarks.runner import Benchmark, Report
 from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.text.files import expand
 from umim_core.text.rows import read_objects
 from umim_core.traffic.report import traffic_report
 from umim_core.traffic.requests import Left, Piece, Request, read_requests
@@ -32,7 +33,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     kinds: dict[str, tuple[str, Iterable[Request]]] = {
         "tool schemas": (
             "functions of the Berkeley leaderboard of function calls, each name once",
-            schemas(sorted((data / "bfcl").glob("*.jsonl*"))),
+            schemas(Path(str(file)) for file in expand((str(data / "bfcl" / "*.jsonl*"),))),
         ),
         "one server's schemas": ("functions of github-mcp-server", rows("tools/github-mcp.jsonl*")),
         "tool results": ("orders of tau2-bench, as JSON", rows("tools/orders.jsonl*")),

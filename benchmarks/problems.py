@@ -12,10 +12,10 @@ right one.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +27,10 @@ from benchmarks.runner import Benchmark, Report
 from umim_core import UMIM
 from umim_core.baselines.methods import Text
 from umim_core.baselines.truncation import Truncation
+from umim_core.errors import CorpusError, require
 from umim_core.evaluation.text_metrics import code_tests
 from umim_core.model.inputs import encode_prompts
+from umim_core.text.rows import read_objects
 
 _ENDS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of a function of HumanEval
 _ASKED: Final = (
@@ -58,9 +60,9 @@ def _value(number: str) -> float:
     return float(number.replace(",", "").replace("$", ""))
 
 
-SETS: Final = {  # new tokens, and what counts
-    "humaneval": (192, solves_function),
-    "gsm8k": (256, solves_word_problem),
+SETS: Final = {  # new tokens, what counts, and what a row has
+    "humaneval": (192, solves_function, ("prompt", "test", "entry_point")),
+    "gsm8k": (256, solves_word_problem, ("question", "answer")),
 }
 
 
@@ -69,11 +71,12 @@ def run(options: argparse.Namespace, report: Report) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     umim = load(options, report)
     report["sets"] = {}
-    for name, (new_tokens, solves) in SETS.items():
+    for name, (new_tokens, solves, fields) in SETS.items():
         path: Path | None = getattr(options, name)
         if path is not None:
-            lines = path.read_text("utf-8").splitlines()[: options.most]
-            rows = [json.loads(line) for line in lines]
+            rows = [row for _, row in islice(read_objects(path), options.most)]
+            rule = f"every row of --{name} must have {', '.join(fields)}"
+            require(all(row.keys() >= set(fields) for row in rows), CorpusError, rule, str(path))
             answers, saving = answer_all(umim, name, rows, new_tokens, options.batch_size)
             solved = {
                 side: [solves(text, row) for text, row in zip(texts, rows, strict=True)]

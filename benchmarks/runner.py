@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from umim_core.errors import UmimError
-from umim_core.store.disk import write_bytes
+from umim_core.cli.console_output import telling
+from umim_core.errors import ConfigError, require
+from umim_core.store.disk import check_writable, write_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,8 @@ _HELP: Final = {
     "tokens": "read only the first so many",
     "window": "tokens of a window, half of which are shortened",
 }
+_WRITTEN: Final = ("answers", "cache", "out")  # paths that need not be there
+_FROM_0: Final = ("after", "few", "raw_tails", "synthetic", "warmup")  # other numbers are from 1 on
 T = TypeVar("T")
 Gate = tuple[float, float, bool]
 Report = dict[str, Any]
@@ -117,10 +120,9 @@ class Benchmark:
         options = parse(self.doc, self.options | {"out": Path, "commit": str}, arguments)
         fix_threads()
         report: Report = {"benchmark": self.name, "facts": facts(self.libraries, options.commit)}
-        try:
+        with telling(f"benchmarks.{self.name}"):
+            _check_paths(options)
             self.measure(options, report)
-        except UmimError as error:
-            raise SystemExit(f"error: {error}") from error
         self.judge(report)
         return close(report, options.out)
 
@@ -146,8 +148,29 @@ def parse(
             settings = {"nargs": "+", "choices": value, "default": list(value)}
         elif isinstance(value, dict):
             settings = value
+        if settings.get("type") is int:
+            settings = settings | {"type": _count(int(name not in _FROM_0))}
         parser.add_argument(f"--{name.replace('_', '-')}", help=_HELP.get(name), **settings)
     return parser.parse_args(arguments)
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def whole(word: str) -> int:
+        if int(word) < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, not {word}")
+        return int(word)
+
+    return whole
+
+
+def _check_paths(options: argparse.Namespace) -> None:
+    """Refuse files that are absent, and results that nothing could write, before anything runs."""
+    for name, path in vars(options).items():
+        if isinstance(path, Path) and name not in _WRITTEN:
+            rule = f"--{name.replace('_', '-')} must name a file or folder that exists"
+            require(path.exists(), ConfigError, rule, str(path), "Check the path.")
+    if options.out is not None:
+        check_writable(options.out)
 
 
 def named(word: str) -> tuple[str, str]:
@@ -161,7 +184,7 @@ def fresh(module: str, what: str, **options: object) -> Any:
     command = [sys.executable, "-m", f"benchmarks.{module}", what, json.dumps(options, default=str)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"benchmarks.{module} {what} failed:\n{done.stderr}")
+        raise SystemExit(f"benchmarks.{module} {what} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -172,7 +195,8 @@ def in_process(
     if len(sys.argv) < 3 or sys.argv[1] not in measurements:
         sys.exit(main())
     fix_threads()
-    print(json.dumps(measurements[sys.argv[1]](**json.loads(sys.argv[2]))))
+    with telling(sys.argv[1]):
+        print(json.dumps(measurements[sys.argv[1]](**json.loads(sys.argv[2]))))
 
 
 def fix_threads() -> None:

@@ -15,18 +15,20 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.runner import fresh, in_process
 from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.devices import usable_device
 from umim_core.backbone.model_files import DTYPES
 from umim_core.backbone.shape import BackboneShape
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.docstring_corpus import build_corpus, held_out_text, read_documents
-from umim_core.errors import CorpusError, require
+from umim_core.errors import ArtifactError, CorpusError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.mining.counting import count_ngrams
 from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
+from umim_core.store.arrays import open_array
 from umim_core.text.sources import JsonLines
 from umim_core.text.token_ids import Offsets, segment_borders
 from umim_core.text.tokens import first_ids, tokenize_parts
@@ -80,7 +82,7 @@ class Subject:
 def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
     """Return a backbone with all it takes."""
     if name == RANDOM:
-        return random_subject(_RANDOM_CONFIG, tokens, dtype=dtype, device=device)
+        return random_subject(_RANDOM_CONFIG, tokens, dtype=dtype, device=usable_device(device))
     umim = UMIM.from_pretrained(name, dtype=dtype, device=device)
     if name not in BACKBONES:
         text, ids = general_text(umim, tokens)
@@ -180,6 +182,7 @@ def ids_file(options: argparse.Namespace) -> Path:
     Building needs the tokenizer, hence a process of its own: nothing of it stays in memory.
     """
     if options.ids is not None:
+        open_ids(options.ids)  # refuses what is none, before anything is measured
         return Path(options.ids).resolve()
     file = Path(options.cache).resolve() / "docstrings.npy"
     if not file.exists():
@@ -189,9 +192,12 @@ def ids_file(options: argparse.Namespace) -> Path:
 
 def open_ids(path: Path, tokens: int | None = None) -> NDArray[np.integer]:
     """Map the first ``tokens`` ids of a file into memory."""
-    ids = np.load(path, mmap_mode="r", allow_pickle=False)
-    flat = ids.ndim == 1 and ids.dtype.kind in "iu"
-    require(flat, CorpusError, f"{path.name} must hold one flat array of integers", ids.shape)
+    rule, remedy = f"{path} must be a flat .npy array of integers", "Write one with numpy.save."
+    try:
+        ids = open_array(path)
+    except ArtifactError as error:
+        raise CorpusError(rule, error.value, remedy) from error
+    require(ids.ndim == 1 and ids.dtype.kind in "iu", CorpusError, rule, ids.shape, remedy)
     return ids[:tokens]
 
 

@@ -19,10 +19,9 @@ import typer
 
 from tasks.cluster.stopping import stoppable
 from tasks.storage import store_commands
-from umim_core.addresses import scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.cli import serve_command as shared
-from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines, writing
+from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines, telling
 from umim_core.cli.shared_options import DeviceOption, DtypeOption, MergeOption
 from umim_core.errors import UmimError
 
@@ -65,13 +64,8 @@ def main() -> None:
         os.environ.setdefault(name, value)
     if "PREFECT_API_URL" in os.environ:  # a server that died is asked again once at every call
         os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")
-    try:
-        with writing("flows"), stoppable():
-            app()
-    except UmimError as error:
-        notes = getattr(error, "__notes__", [])
-        typer.echo(scrubbed("\n".join([f"flows: error: {error}", *notes])), err=True)
-        raise SystemExit(1) from None
+    with telling("flows"), stoppable():
+        app()
 
 
 @app.command()

@@ -45,6 +45,7 @@ from umim_core.checkpoint.checkpoint_files import (
     resolve_checkpoint,
 )
 from umim_core.checkpoint.module_weights import save_tensors
+from umim_core.cli.console_output import telling
 from umim_core.config.form import MERGES, check_merge, check_raw_tail
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError, require
@@ -326,4 +327,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with telling("tools.shipping"):
+        main()

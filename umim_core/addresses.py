@@ -1,10 +1,12 @@
 """Addresses such as ``s3://bucket/key?region=x``: which may be shown, and what of them may not.
 
-This is the one place that takes credentials out of what is printed, logged or stored.
+This is the one place that takes credentials out of what is printed, logged or stored. It says, too,
+which names can only be paths.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final
 from urllib.parse import quote, unquote
@@ -28,6 +30,19 @@ _SHORTEST_USER: Final = 4  # a shorter name may be a part of any word
 def is_address(name: str) -> bool:
     """Return whether a name is an address (``s3://...``) and no local path."""
     return _ADDRESS.match(name) is not None
+
+
+def is_path(name: str) -> bool:
+    """Return whether a name can only be one of a file or folder: no hub repository has its form."""
+    begins, ends = name.startswith((".", "/", "~", "\\")), name.endswith(("/", ".gguf"))
+    return begins or ends or name.count("/") > 1
+
+
+def beside(name: str) -> str:
+    """Return a remedy for a name that leads nowhere while its folder exists; "" for another one."""
+    folder, last = os.path.split(name)
+    is_lost = os.path.isdir(folder) and not os.path.lexists(name)
+    return f"Check the path: {folder} holds no {last}." if is_lost else ""
 
 
 def without_options(name: str) -> str:

@@ -108,7 +108,8 @@ def test_what_is_nowhere_is_told_at_once_and_by_what_it_looks_like(
         load(name, local_files_only=True)
     message = str(caught.value)
     assert said in message
-    assert "umim-docs-gpt2, umim-docs-llama" in message and "PW" not in message
+    assert ("umim-docs-gpt2, umim-docs-llama" in message) == ("path" not in said)
+    assert "PW" not in message
 
 
 def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,41 @@ def test_the_status_tells_a_missed_gate_and_the_results_are_written(
     assert "3 rows of 2 tokens" in page and "| speed |" in page
 
 
+REFUSED = {
+    "engine --backbones random-llama --device gpu": (1, "device must be cpu"),
+    "engine --dtype float9": (2, "argument --dtype: invalid choice"),
+    "engine --reductions 2": (1, "the options: token_reductions.0: Input should be less than"),
+    "examples --checkpoint ./none": (1, "a checkpoint that is named by its path must exist"),
+    "examples --out /proc/none/x.json": (1, "/proc/none/x.json (0 bytes) must be writable"),
+    "generated_texts --text . --checkpoints umim-docs-llama": (1, "--text must be a readable file"),
+    "mining --ids odd.jsonl": (1, "odd.jsonl must be a flat .npy array of integers"),
+    "mining --rounds 0": (2, "argument --rounds: must be at least 1, not 0"),
+    "perplexity --backbones umim-docs-llama --length 999999 --device cpu": (1, "must have 8 rows"),
+    "positions --data .": (1, "a corpus file must exist; got "),
+    "positions --data none": (1, "--data must name a file or folder that exists; got none"),
+    "problems --checkpoint umim-docs-llama --gsm8k odd.jsonl": (1, "must have question, answer"),
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_broken_rule_is_one_line_and_no_results(
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.jsonl").write_text('{"odd": 1}\n')
+    name, *options = line.split()
+    benchmark: Benchmark = importlib.import_module(f"benchmarks.{name}").BENCHMARK
+    out = [] if "--out" in options else ["--out", "x.json"]
+    with pytest.raises(SystemExit) as end:
+        benchmark.main([*options, *out])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert end.value.code == REFUSED[line][0] and REFUSED[line][1] in said
+    assert [path.name for path in tmp_path.iterdir()] == ["odd.jsonl"]
+
+
 def of_training() -> Report:
     """Trainings that agree, as they are compared; steps take 1, 2, ... seconds."""
     runs = {}

@@ -31,6 +31,18 @@ GATEWAY = f"{SERVE} --upstream http://127.0.0.1:1"
 # What a command says of a broken rule; each rule of the library stands once, at its owner.
 REFUSED = {
     "compress x -c no-such": "a checkpoint must be one of",
+    **{
+        f"{line} {name}": said
+        for line in (
+            *("compress x -c", "export --out new", SERVE, f"{SERVE} --base"),
+            *("rules rules --tokenizer", "report a.txt --tokenizer"),
+        )
+        for name, said in {
+            "./none.gguf": " that is named by its path must exist; got './none.gguf', a path that",
+            "old/none": "Check the path: old holds no none.",
+        }.items()
+    },
+    "mine ./none --kind dataset --tokenizer tokenizer --out new": "folder must exist; got ./none.",
     "compress a\udcff -c checkpoint": "a text must be UTF-8",
     "generate w1 -c checkpoint --greedy --seed 1": "need do_sample; got ['seed']",
     "generate w1 --sample --top-p nan": "top_p is out of range: it must be a number; got nan",
@@ -59,6 +71,7 @@ REFUSED = {
     f"{MINE} --field text": "--field is of corpora of the kinds jsonl, parquet",
     f"{MINE} --tau 0": "tau must be at least 1; got 0",
     "rules no-such": "rules must be a rule directory, a checkpoint or one of umim-docs-",
+    "rules a.txt": "got a.txt, a file. Check the name, or make rules of texts: umim mine TEXTS --",
     "rules tokenizer": "umim-smollm2-135m-inside; got tokenizer. Check the name",
     "rules rules --tokenizer ./rules": "a tokenizer must be a known name",
     "rules rules --scan": "a scan needs a tokenizer to read the rules",

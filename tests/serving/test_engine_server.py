@@ -26,6 +26,7 @@ from support.servers import (
     wait_for,
 )
 from umim_core import UMIM
+from umim_core.errors import GenerationError
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Row
 from umim_core.rules.matcher import PromptIds
@@ -54,6 +55,14 @@ def test_a_long_prompt_holds_nobody(umim: UMIM) -> None:
             assert post(url, COMPLETIONS, prompt="a", max_tokens=1).status_code == 200
             assert time.process_time() - began < 2
         assert answers == [400] * 4
+
+
+def test_settings_of_a_model_that_no_request_could_do_are_told_at_the_start(
+    umim: UMIM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(umim.backbone.model.generation_config, "num_beams", 4)
+    with pytest.raises(GenerationError, match=r"got .'num_beams': 4.*generation_config\.json"):
+        engine_server(umim)
 
 
 def test_what_clients_share_is_told_if_the_operator_says_so(umim: UMIM) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -143,6 +144,8 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+# What a client that writes JSON cannot follow: types, constants and arguments of Python.
+PYTHON = re.compile(r"got (dict|list|str|bool|True|False|None)\b|max_new_tokens|[a-z]=|tokenizer\.")
 TOO_LONG = "context_length_exceeded"
 EITHER = ": must be a text or a list; got "
 CHOICE = "tool_choice: must be none, auto, required or an object; got "
@@ -169,6 +172,7 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     (CHAT, {"roles": ["nobody"]}, "invalid_field", "roles.0"),
     (CHAT, {"roles": ["user", "user"]}, "invalid_field", "roles: must name each role once; got "),
     (CHAT, {"max_tokens": 1, "max_completion_tokens": 10**9}, "invalid_field", "max_tokens"),
+    (CHAT, {"max_tokens": True}, "invalid_field", "max_tokens"),
     (CHAT, {"stop": [""]}, "invalid_field", "stop.0"),
     (CHAT, {"stop": 5}, "invalid_field", "stop" + EITHER),
     (CHAT, {"stop": ["a", 5]}, "invalid_field", "stop.1"),
@@ -197,6 +201,7 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     (CHAT, {"model": "gpt-9"}, "model_not_found", "model"),
     (COMPLETIONS, {"prompt": ["a", "b"]}, "unsupported", "prompt"),
     (COMPLETIONS, {"prompt": [10**6]}, "invalid_request", None),
+    (COMPLETIONS, {"prompt": [10**30]}, "invalid_field", "prompt.0"),
     (COMPLETIONS, {"prompt": []}, "invalid_field", "prompt"),
     (COMPLETIONS, {"prompt": 5}, "invalid_field", "prompt" + EITHER),
     (COMPLETIONS, {"prompt": [5, True]}, "invalid_field", "prompt.1"),
@@ -223,7 +228,7 @@ def test_bad_requests_get_typed_errors(
         assert param is None or error["param"] == param.partition(":")[0]
         assert ":" not in str(param) or param in error["message"]
         assert set(error) == {"message", "type", "param", "code"}
-        assert "private" not in error["message"]
+        assert "private" not in error["message"] and not PYTHON.search(error["message"])
 
 
 def test_broken_and_large_bodies_are_refused(
@@ -231,7 +236,9 @@ def test_broken_and_large_bodies_are_refused(
 ) -> None:
     for raw in RAW_BODIES:
         answer = HTTP.post(place.url + CHAT, content=raw)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "invalid_json")
+        assert not PYTHON.search(error["message"])
     small: Any = engine_server(umim, request_bytes=1000)
     if place.url != request.getfixturevalue("places")["umim serve"].url:
         small = gateway("http://127.0.0.1:1", export, request_bytes=1000)
@@ -324,4 +331,5 @@ def test_without_a_template_a_chat_is_refused(umim: UMIM) -> None:
     with in_thread(engine_server(plain).app(None)) as url:
         answer = post(url, CHAT, messages=[USER])
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
-        assert "chat template" in answer.json()["error"]["message"]
+        message = answer.json()["error"]["message"]
+        assert "chat template" in message and not PYTHON.search(message)

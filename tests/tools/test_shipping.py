@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from support.merge_modules import give_rows
+from support.processes import run_command
 from support.tiny_pipeline import Walk
 from tools import shipping
 from tools.shipping import found, store
@@ -81,6 +83,13 @@ def test_what_ships_is_replaced_once_nothing_can_refuse_it(
     assert shipping.ship(tiny_checkpoint, shipped, measure) == "umim-tiny"
     assert not (shipped / "old").exists()
     assert Checkpoint.load(shipped).rules.digest == Checkpoint.load(tiny_checkpoint).rules.digest
+
+
+def test_a_broken_rule_is_one_line() -> None:
+    done = run_command(sys.executable, "-m", "tools.shipping", "./none")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("tools.shipping: error: a checkpoint that is named by its path must ex")
 
 
 @pytest.mark.full  # a whole run is in its fixture

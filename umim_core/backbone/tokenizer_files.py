@@ -23,7 +23,7 @@ from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from umim_core.addresses import is_address, redacted
+from umim_core.addresses import beside, is_address, is_path, redacted
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneError, UmimError, did_you_mean, require, translated
 from umim_core.model_sources.gguf_conversion import quantisation
@@ -136,7 +136,7 @@ def typed_errors(what: str, name: str) -> translated:
         # The library of tokenizers is of Rust: it raises Exception itself, and panics.
         of_tokenizers = type(error) is Exception or is_panic(error)
         foreign = of_tokenizers or isinstance(error, FOREIGN_ERRORS)
-        remedy = "Check the name; offline machines need a local directory."
+        remedy = beside(name) or "Check the name; offline machines need a local directory."
         return _nowhere(what, f"{name!r}: {first_line(error)}", remedy) if foreign else None
 
     return translated(typed)
@@ -216,10 +216,11 @@ def check_place(
         return where
     if os.path.exists(name):
         raise _nowhere(what, f"{name!r}, a file", "Name a .gguf file or a model's directory.")
-    if _is_path(name):
+    if is_path(name):
+        rule = f"a {what} that is named by its path must exist"
         put = f"Put it into {models_root()}, or name its path."
         remedy = put if is_bare(name) else "Check the path."
-        raise _nowhere(what, f"{name!r}, a path that does not exist", remedy)
+        raise BackboneError(rule, f"{name!r}, a path that does not exist", remedy)
     try:
         cached = try_to_load_from_cache(name, file, revision=revision)
     except HFValidationError as error:
@@ -230,7 +231,9 @@ def check_place(
     raise _nowhere(
         what,
         f"{name!r}, neither a directory nor downloaded before",
-        did_you_mean(name, backbone_names()) or "The hub is out of reach; name a local directory.",
+        did_you_mean(name, backbone_names())
+        or beside(name)
+        or "The hub is out of reach; name a local directory.",
     )
 
 
@@ -250,12 +253,7 @@ def may_be_repository(name: str) -> bool:
     except HFValidationError:
         return False
     known = backbone_names()
-    return not (_is_path(name) or os.path.exists(name) or did_you_mean(name, known))
-
-
-def _is_path(name: str) -> bool:
-    path_like = name.startswith((".", "/", "~", "\\")) or name.endswith(("/", GGUF))
-    return path_like or name.count("/") > 1
+    return not (is_path(name) or os.path.exists(name) or did_you_mean(name, known))
 
 
 def _hub_answers() -> bool:

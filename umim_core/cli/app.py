@@ -17,7 +17,7 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.bench_command import bench
-from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, writing
+from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, telling
 from umim_core.cli.demo_command import demo
 from umim_core.cli.export_command import export
 from umim_core.cli.generate_command import generate
@@ -31,7 +31,6 @@ from umim_core.cli.rules_command import rules
 from umim_core.cli.serve_command import serve
 from umim_core.cli.train_command import train
 from umim_core.cli.tune_command import tune
-from umim_core.errors import UmimError
 
 app = typer.Typer(
     name="umim", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -50,12 +49,8 @@ def main() -> None:
     # virtual cores (77 s against 9.7 s).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
-    try:
-        with writing("umim"):
-            app()
-    except UmimError as error:
-        typer.echo(f"umim: error: {error}", err=True)
-        raise SystemExit(1) from None
+    with telling("umim"):
+        app()
 
 
 @app.callback()

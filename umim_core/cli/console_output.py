@@ -15,7 +15,8 @@ from typing import Annotated, Final
 
 import typer
 
-from umim_core.errors import ArtifactError
+from umim_core.addresses import scrubbed
+from umim_core.errors import ArtifactError, UmimError
 from umim_core.store.disk import unwritable
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF)
@@ -58,6 +59,18 @@ def write(text: str, *, newline: bool = True) -> None:
     """Print a text at once; what stdout's encoding lacks ``writing`` escapes."""
     sys.stdout.write(text + "\n" * newline)  # click would write UTF-8 into an ASCII stdout
     sys.stdout.flush()
+
+
+@contextmanager
+def telling(program: str) -> Iterator[None]:
+    """End a program with status 1 and a line on stderr, and notes, where a rule is broken."""
+    try:
+        with writing(program):
+            yield
+    except UmimError as error:
+        notes = getattr(error, "__notes__", [])
+        typer.echo(scrubbed("\n".join([f"{program}: error: {error}", *notes])), err=True)
+        raise SystemExit(1) from None
 
 
 @contextmanager

@@ -109,11 +109,12 @@ def _rule_directory(name: str) -> Path:
     for directory in (path / "rules", path / "checkpoint" / "rules", path):
         if (directory / "manifest.json").is_file():
             return directory
+    found = f"{name}, a file" if path.is_file() else name
     raise ArtifactError(
         "rules must be a rule directory, a checkpoint or one of "
         + ", ".join(embedded_names("checkpoint")),
-        name,
-        "Check the name, or mine rules with umim mine.",
+        found if path.exists() else f"{name}, which does not exist",
+        "Check the name, or make rules of texts: umim mine TEXTS --tokenizer MODEL --out DIR.",
     )
 
 

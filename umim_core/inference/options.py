@@ -268,7 +268,7 @@ class GenerateOptions(PlainOptions):
             f"generation settings must be among {sorted(HONOURED)}",
             unknown,
             "Leave the others out (beam search is not supported); where the model's own "
-            "generation_config names them, give others in `config`.",
+            "generation_config.json names them, change it, or give others in `config`.",
         )
         _need(
             self.samples == 1 or (self.samples > 1 and bool(config.do_sample)),

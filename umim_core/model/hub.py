@@ -12,6 +12,7 @@ from typing import Final
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+from umim_core.addresses import beside, is_path
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.checkpoint.checkpoint_index import own_checkpoint
 from umim_core.errors import CheckpointError
@@ -27,14 +28,15 @@ def fetch_checkpoint(
 
     What was downloaded is checked on loading.
     """
-    if own_checkpoint(str(name)) or Path(name).exists() or not _REPOSITORY.fullmatch(str(name)):
+    here = own_checkpoint(str(name)) or Path(name).exists() or is_path(str(name))
+    if here or not _REPOSITORY.fullmatch(str(name)):
         return name
     try:
         return snapshot_download(
             str(name), revision=revision, allow_patterns=_FILES, local_files_only=local_files_only
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise _hub_error(str(name), error) from error
+        raise _hub_error(str(name), error, beside(str(name))) from error
 
 
 def upload_checkpoint(directory: Path, repo_id: str, private: bool, commit_message: str) -> str:
@@ -57,10 +59,10 @@ def upload_checkpoint(directory: Path, repo_id: str, private: bool, commit_messa
     return str(commit)
 
 
-def _hub_error(repo_id: str, error: Exception) -> CheckpointError:
+def _hub_error(repo_id: str, error: Exception, remedy: str = "") -> CheckpointError:
     reason = str(error).strip().splitlines()
     return CheckpointError(
         "a checkpoint must be an embedded name, a directory, or a hub repository within reach",
         f"{repo_id!r}: {reason[0] if reason else type(error).__name__}",
-        "Check the name; offline machines need a directory.",
+        remedy or "Check the name; offline machines need a directory.",
     )

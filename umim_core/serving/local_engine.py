@@ -177,6 +177,8 @@ class LocalEngine:
         fast, kind = isinstance(tokenizer, PreTrainedTokenizerFast), type(tokenizer).__name__
         rule, remedy = "a served model needs a fast tokenizer", "Convert it to a tokenizer.json."
         require(fast, ConfigError, rule, kind, remedy)
+        # No request could do what the model's own settings name and no option changes.
+        GenerateOptions(do_sample=True).of_model(served.backbone).check(served.merged_model, 1)
         self.name, self.positions = served.name, served.backbone.max_positions
         self.call_form, self.metrics = CallForm.of(tokenizer), ServerMetrics()
         self._served, self._sizes = served, sizes

@@ -79,6 +79,10 @@ _CODES: Final[dict[type[UmimError], tuple[int, str]]] = {
     ContextLengthError: (400, "context_length_exceeded"),
     UmimError: (400, "invalid_request"),
 }
+# What is said of values but numbers: they may be of a prompt.
+_KINDS: Final = {
+    dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null",
+}  # fmt: skip
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -148,7 +152,10 @@ def api_error(error: UmimError) -> ApiError:
     if isinstance(error, ApiError):
         return error
     status, code = next(found for kind, found in _CODES.items() if isinstance(error, kind))
-    return ApiError(status, code, error.rule, error.value, error.remedy)
+    remedy = error.remedy  # of a length it names options of Python
+    if isinstance(error, ContextLengthError):
+        remedy = "Shorten the prompt, or lower max_tokens."
+    return ApiError(status, code, error.rule, error.value, remedy)
 
 
 def neutral(name: str, value: object) -> bool:
@@ -190,7 +197,7 @@ def _short(expand: Callable[[str], object], whole: type, rule: str) -> BeforeVal
 _TEXT_OR_LIST: Final = "must be a text or a list"
 _Count = Annotated[int, Field(ge=1)] | None
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
-_Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
+_Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, fail_fast=True)]
 
 
 class StreamOptions(_Fields):
@@ -357,7 +364,8 @@ def read_json(raw: bytes) -> dict[str, Any]:
             400, "invalid_json", "a body must be JSON", str(error)[:100], "Send a JSON object."
         ) from error
     if not isinstance(document, dict):
-        raise ApiError(400, "invalid_json", "a body must be a JSON object", type(document).__name__)
+        rule, found = "a body must be a JSON object", _KINDS.get(type(document), document)
+        raise ApiError(400, "invalid_json", rule, found)
     return document
 
 
@@ -398,7 +406,7 @@ def _field_error(error: ErrorDetails, document: Any) -> ApiError:
     if error["type"] == "extra_forbidden":
         rule, remedy = "fields must be ones that this server knows", "Leave it out."
         return ApiError(400, "unknown_field", rule, param, remedy, param=param)
-    shown = value if isinstance(value, int | float) else type(value).__name__
+    shown = _KINDS.get(type(value), value)
     of_object = error["type"] == "model_type"  # pydantic's message names a class
     said = "must be an object" if of_object else error["msg"].removeprefix("Value error, ")
     rule, remedy = f"{param or 'the body'}: {said}", "Correct it, or leave it out."

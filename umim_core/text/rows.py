@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO, Final, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from umim_core.addresses import beside, is_path
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError, require
 from umim_core.text.files import CorpusFile, typed_errors
@@ -261,6 +263,8 @@ def _arrow_value(value: pa.Scalar) -> object:
 def dataset_rows(
     name: str, config: str | None, split: str, revision: str | None, column: str
 ) -> PlacedRows:
+    is_there = os.path.exists(name) or not is_path(name)
+    require(is_there, CorpusError, "a data set's folder must exist", name, "Check the path.")
     import datasets  # takes a second to import: only for those who need it
 
     place = f"data set {name!r}"
@@ -273,7 +277,8 @@ def dataset_rows(
         raise CorpusError(
             f"{place} must be loadable (config {config!r}, split {split!r}{pinned})",
             f"{type(error).__name__}: {error}",
-            "Check the names; offline, name a local folder or download the data set beforehand.",
+            beside(name)
+            or "Check the names; offline, name a local folder or download the data set beforehand.",
         ) from error
     inner: list[str] = []
     if column not in table.column_names:  # a column's own name may hold dots

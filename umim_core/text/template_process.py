@@ -53,7 +53,7 @@ def template_of(tokenizer: PreTrainedTokenizerBase, tools: Tools | None) -> str:
         raise GenerationError(
             "a chat needs a tokenizer with a chat template, the only one or one named default",
             f"templates named {', '.join(sorted(named))}" if named else "one without",
-            "Pass a text, or set tokenizer.chat_template.",
+            "Give a text, or a tokenizer with a template: umim serve --chat-template FILE, say.",
         )
     return template
 
