@@ -155,12 +155,12 @@ def parse(
 
 
 def _count(least: int) -> Callable[[str], int]:
-    def whole(word: str) -> int:
+    def number(word: str) -> int:
         if int(word) < least:
             raise argparse.ArgumentTypeError(f"must be at least {least}, not {word}")
         return int(word)
 
-    return whole
+    return number
 
 
 def _check_paths(options: argparse.Namespace) -> None:

@@ -33,7 +33,7 @@ def is_address(name: str) -> bool:
 
 
 def is_path(name: str) -> bool:
-    """Return whether a name can only be one of a file or folder: no hub repository has its form."""
+    """Return whether a name is taken as one of a file or folder, and never asked of the hub."""
     begins, ends = name.startswith((".", "/", "~", "\\")), name.endswith(("/", ".gguf"))
     return begins or ends or name.count("/") > 1
 

@@ -10,11 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import lm_eval.tasks
+import numpy as np
 import pytest
 from lm_eval.tasks import TaskManager
 
 from support.harness_files import write_data_set
+from tasks.run.recipes import find_recipe
+from tasks.stages.table import TableQuestions
 from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ConfigError, CorpusError, MissingExtraError
 from umim_core.evaluation.questions import QuestionSource, question_set
 from umim_core.evaluation.tasks import lm_eval_tasks
@@ -175,19 +179,26 @@ def test_data_that_are_not_whole_are_refused(
         harness_questions(name, hub)
 
 
+def generators() -> tuple[object, list[int]]:
+    return random.getstate(), np.random.get_state()[1].tolist()
+
+
 def test_ruler_draws_the_same_questions_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = ("noun", "verb", "adjective", "nouns", "verbs", "adjectives")
     words = SimpleNamespace(_categories={kind: [f"{kind}{n}" for n in range(20)] for kind in kinds})
     monkeypatch.setitem(sys.modules, "wonderwords", SimpleNamespace(RandomWord=lambda: words))
     monkeypatch.setattr("nltk.data.find", lambda _: None)  # nothing is downloaded
-    tokenizer, before = load_tokenizer("umim-docs-llama"), random.getstate()
+    tokenizer, before = load_tokenizer("umim-docs-llama"), generators()
     tasks = [load_ruler("ruler_cwe", tokenizer, seed) for seed in (0, 0, 1)]
     first, again, other = (list(task.eval_docs) for task in tasks)
-    assert first == again != other and random.getstate() == before
+    assert first == again != other and generators() == before
     answer = ", ".join(first[0]["outputs"][:5])
     assert tasks[0].process_results(first[0], [answer]) == {"4096": 0.5}
     asked = question_set(QuestionSource("ruler_cwe", backbone="umim-docs-llama"))
     assert (asked.count, asked.metrics) == (500, ("4096",))
+    recipe = find_recipe("tables/long-context-ruler-qwen")
+    assert isinstance(recipe, TableRecipe)
+    assert "tokenizer" in TableQuestions(recipe, "ruler_cwe").digests
     with pytest.raises(ConfigError, match="one that it ships; got niah_single_9"):
         load_ruler("niah_single_9", tokenizer, 0)
     monkeypatch.setitem(sys.modules, "wonderwords", None)

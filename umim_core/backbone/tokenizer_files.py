@@ -216,11 +216,12 @@ def check_place(
         return where
     if os.path.exists(name):
         raise _nowhere(what, f"{name!r}, a file", "Name a .gguf file or a model's directory.")
+    if is_bare(name):
+        value = f"{name!r}, a file that does not exist"
+        raise _nowhere(what, value, f"Put it into {models_root()}, or name its path.")
     if is_path(name):
         rule = f"a {what} that is named by its path must exist"
-        put = f"Put it into {models_root()}, or name its path."
-        remedy = put if is_bare(name) else "Check the path."
-        raise BackboneError(rule, f"{name!r}, a path that does not exist", remedy)
+        raise BackboneError(rule, f"{name!r}, a path that does not exist", "Check the path.")
     try:
         cached = try_to_load_from_cache(name, file, revision=revision)
     except HFValidationError as error:

@@ -87,6 +87,7 @@ from umim_core.task_sets.spec import (
 from umim_core.text.token_ids import encode
 
 FEATURES: Final = "task_features"  # in --metadata: model whose states BERTScore compares
+_RULER_TOKENS: Final = 4096
 _OWN: Final = ("class", "stock", "text_metrics", "tag")
 
 
@@ -436,15 +437,19 @@ def load_ruler(name: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Task
         with TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
             # A mean, since there is one length: lm-eval's own leaves out those not asked for.
-            figure = {"metric": "4096", "aggregation": "mean", "higher_is_better": True}
+            figure = {"metric": str(_RULER_TOKENS), "aggregation": "mean", "higher_is_better": True}
             config = load_yaml(_shipped().task_index[name].yaml_path) | {
                 "metric_list": [figure],
-                "metadata": {"tokenizer": folder, "max_seq_lengths": [4096]},
+                "metadata": {"tokenizer": folder, "max_seq_lengths": [_RULER_TOKENS]},
             }
             return load_tasks([config])[name]
     except ImportError as error:
         needed = "lm-eval's ruler needs what lm_eval[ruler] installs"
         raise MissingExtraError(needed, str(error), "pip install 'lm_eval[ruler]'") from error
+    except (OSError, ValueError, DatasetsError) as error:
+        rule = f"the texts of lm-eval's task {name} must be at hand"
+        value, remedy = f"{type(error).__name__}: {error}", "It fetches them: give it a network."
+        raise CorpusError(rule, value, remedy) from error
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
