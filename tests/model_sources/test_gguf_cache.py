@@ -103,7 +103,7 @@ def test_a_damaged_conversion_is_made_again(file: Path, caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("absent.gguf", "a path that does not exist. Put it into "),
+        ("absent.gguf", "a file that does not exist. Put it into "),
         ("folder", "a folder of 2 GGUF files. Name the file: folder/a.gguf, folder/b.gguf"),
         ("text.txt", "a file. Name a .gguf file or a model's directory"),
         ("no.gguf", "must start with the letters GGUF"),
