@@ -33,7 +33,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     kinds: dict[str, tuple[str, Iterable[Request]]] = {
         "tool schemas": (
             "functions of the Berkeley leaderboard of function calls, each name once",
-            schemas(Path(str(file)) for file in expand((str(data / "bfcl" / "*.jsonl*"),))),
+            schemas(map(str, expand((str(data / "bfcl" / "*.jsonl*"),)))),
         ),
         "one server's schemas": ("functions of github-mcp-server", rows("tools/github-mcp.jsonl*")),
         "tool results": ("orders of tau2-bench, as JSON", rows("tools/orders.jsonl*")),
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
         }
 
 
-def schemas(files: Iterable[Path]) -> list[Request]:
+def schemas(files: Iterable[str | Path]) -> list[Request]:
     """Return the functions that questions offer, each name once, as requests of one schema."""
     functions = {
         function["name"]: function

@@ -11,6 +11,8 @@ import re
 from typing import Final
 from urllib.parse import quote, unquote
 
+from umim_core.errors import UmimError, require
+
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _IN_TEXT: Final = re.compile(r"://\S+")
 # A colon that no port follows starts a password, which may hold slashes: up to the last "@" then.
@@ -36,6 +38,13 @@ def is_path(name: str) -> bool:
     """Return whether a name is taken as one of a file or folder, and never asked of the hub."""
     begins, ends = name.startswith((".", "/", "~", "\\")), name.endswith(("/", ".gguf"))
     return begins or ends or name.count("/") > 1
+
+
+def check_path(what: str, name: str, error: type[UmimError]) -> None:
+    """Refuse a name that is taken as a path and leads nowhere."""
+    rule = f"a {what} that is named by its path must exist"
+    value = f"{name!r}, a path that does not exist"
+    require(os.path.exists(name) or not is_path(name), error, rule, value, "Check the path.")
 
 
 def beside(name: str) -> str:

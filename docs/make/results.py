@@ -164,12 +164,11 @@ def _calls_svg(report: Report) -> str:
     sides = sorted(report["sides"], key=itemgetter("tools_saved"))
     base = next(side for side in sides if side["side"] == "base")
     fewest = min(side["questions"] for side in sides)  # those that all sides were asked
-    of_these = [side for side in sides if side["questions"] == fewest and side is not base]
     kinds = {"UMIM": [base]}
-    for side in of_these:
-        kinds.setdefault("UMIM" if side["side"].startswith("umim") else side["side"], []).append(
-            side
-        )
+    for side in sides:
+        kind = "UMIM" if side["side"].startswith("umim") else side["side"]
+        if side["questions"] == fewest and side is not base:
+            kinds.setdefault(kind, []).append(side)
 
     def panel(label: str, height: Callable[[Report], float], level: float) -> Panel:
         lines = [

@@ -23,7 +23,7 @@ from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from umim_core.addresses import beside, is_address, is_path, redacted
+from umim_core.addresses import beside, check_path, is_address, is_path, redacted
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneError, UmimError, did_you_mean, require, translated
 from umim_core.model_sources.gguf_conversion import quantisation
@@ -219,9 +219,7 @@ def check_place(
     if is_bare(name):
         value = f"{name!r}, a file that does not exist"
         raise _nowhere(what, value, f"Put it into {models_root()}, or name its path.")
-    if is_path(name):
-        rule = f"a {what} that is named by its path must exist"
-        raise BackboneError(rule, f"{name!r}, a path that does not exist", "Check the path.")
+    check_path(what, name, BackboneError)
     try:
         cached = try_to_load_from_cache(name, file, revision=revision)
     except HFValidationError as error:

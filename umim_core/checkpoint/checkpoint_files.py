@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from umim_core.addresses import is_path
+from umim_core.addresses import check_path
 from umim_core.checkpoint.checkpoint_index import own_checkpoint, own_checkpoints
 from umim_core.config.form import SAFE_MERGE, SAFE_RAW_TAIL, Merge, ModuleForm, check_raw_tail
 from umim_core.embedded.assets import embedded_names, embedded_path
@@ -128,7 +128,8 @@ def resolve_checkpoint(name: str | Path) -> Path:
     for place in (directory, directory / "checkpoint"):
         if _is_checkpoint(place):
             return place
-    raise _no_checkpoint(str(name))
+    check_path("checkpoint", str(name), CheckpointError)
+    raise _no_checkpoint(Path(name))
 
 
 def named_place(name: str | Path) -> Path:
@@ -148,12 +149,8 @@ def _is_checkpoint(directory: Path) -> bool:
     return not (isinstance(known, dict) and "model_type" in known)
 
 
-def _no_checkpoint(name: str) -> CheckpointError:
+def _no_checkpoint(path: Path) -> CheckpointError:
     """Say what a name stands for instead, and what to do."""
-    path = Path(name)
-    if is_path(name) and not path.exists():
-        rule = "a checkpoint that is named by its path must exist"
-        return CheckpointError(rule, f"{name!r}, a path that does not exist", "Check the path.")
     shipped = embedded_names("checkpoint")
     known = [*shipped, *own_checkpoints()]
     rule = (
