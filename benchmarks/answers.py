@@ -46,11 +46,13 @@ from umim_core.baselines.methods import (
     reduce_tokens,
 )
 from umim_core.baselines.registry import find_baseline
+from umim_core.config.form import Merge
 from umim_core.errors import ConfigError
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.inference.options import GenerateOptions
 from umim_core.model.inputs import encode_prompts
 from umim_core.rules.matcher import PromptIds
+from umim_core.store.artifacts import sha256_bytes
 from umim_core.text.token_ids import encode
 
 Half = Literal["choose", "report"]
@@ -200,7 +202,7 @@ def answer_shortened(
     )
 
 
-def load(options: argparse.Namespace, report: Report) -> UMIM:
+def load(options: argparse.Namespace, report: Report, target_tr: float | None = None) -> UMIM:
     """Load the checkpoint of ``SUBJECT``'s options and say in the report what it is."""
     where = {} if options.backbone is None else {"backbone": options.backbone}
     umim = UMIM.from_pretrained(
@@ -208,6 +210,7 @@ def load(options: argparse.Namespace, report: Report) -> UMIM:
         dtype=options.dtype,
         device=options.device,
         budget=options.budget,
+        target_tr=target_tr,
         **where,
     )
     report["facts"]["device"] = device_name(umim.backbone.device)
@@ -218,6 +221,16 @@ def load(options: argparse.Namespace, report: Report) -> UMIM:
         "dtype": options.dtype,
     }
     return umim
+
+
+def identity(umim: UMIM, merge: Merge) -> list[object]:
+    """Return what decides an answer beside the prompt: the backbone, and what merges."""
+    found: list[object] = [umim.backbone.fingerprint, str(umim.backbone.dtype)]
+    if merge != "none":
+        state = umim.checkpoint.module.state_dict().values()
+        found += [merge, umim.checkpoint.config.form(), umim.rules.digest]
+        found += [sha256_bytes(w.detach().float().cpu().numpy().tobytes()) for w in state]
+    return found
 
 
 def difference(own: Sequence[float], base: Sequence[float]) -> dict[str, float | None]:

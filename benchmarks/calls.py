@@ -31,15 +31,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.answers import SUBJECT, load, points
-from benchmarks.runner import Benchmark, Report
+from benchmarks.answers import SUBJECT, identity, load, points
+from benchmarks.runner import Benchmark, Report, kept
 from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, GenerationError, require
 from umim_core.inference.options import GenerateOptions
 from umim_core.model.umim import UMIM as Model
 from umim_core.rules.matcher import PromptIds
 from umim_core.serving.tool_calls import json_values
-from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.roles import Role
 from umim_core.text.rows import read_objects
@@ -252,8 +251,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
         report["sides"].append({"side": name, "questions": len(found.right)} | figures(found, same))
         print(report["sides"][-1], file=sys.stderr, flush=True)
 
-    def of_sizes(kept: NDArray[np.bool_]) -> Model:
-        fewer = umim.checkpoint.with_contents(umim.checkpoint.module, umim.rules.take(kept))
+    def of_sizes(taken: NDArray[np.bool_]) -> Model:
+        fewer = umim.checkpoint.with_contents(umim.checkpoint.module, umim.rules.take(taken))
         return Model(umim.backbone, fewer)
 
     sizes = umim.rules.sizes
@@ -307,53 +306,32 @@ def ask(
     answers: Path | None,
 ) -> Answers:
     """Answer a batch greedily and score right calls; what lies in ``answers`` is read there."""
-    file = answers and answers / f"{answers_key(umim, questions, rows, written, merge)}.json"
-    if file and file.exists():
-        found: Any = read_json(file)
-        return Answers(**found)
-    tokenizer = umim.backbone.require_tokenizer()
-    options = GenerateOptions(merge=merge, raw_tail=0, max_new_tokens=_NEW, do_sample=False)
-    right, saved, tools_saved = list[bool](), list[float](), list[float]()
-    batch = [PromptIds(row.prompt, row.parts) for row in rows]
-    made = umim.engine.generate(batch, options.of_model(umim.backbone))
-    for answer, question, (whole, schemas) in zip(made.rows, questions, written, strict=True):
-        said = tokenizer.decode(answer.ids, skip_special_tokens=True)
-        right.append(is_right(calls_of(said), question.accepted))
-        saved.append((whole - answer.prompt_units) / whole)
-        tools_saved.append((whole - answer.prompt_units) / schemas)
-    model = umim.merged_model if merge == "prompt" else umim.merged_model.base()
-    scores = reply_scores(model, rows)
-    greedy = [tokens.tolist() for tokens in scores.greedy]
-    answered = Answers(right, saved, tools_saved, scores.nats, greedy)
-    if file:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, answered._asdict())
-    return answered
-
-
-def answers_key(
-    umim: Model,
-    questions: Sequence[Question],
-    rows: Sequence[PromptRow],
-    written: Sequence[tuple[int, int]],
-    merge: Merge,
-) -> str:
-    """Return the digest of all that decides the answers to a batch."""
-    merged: list[object] = []
-    if merge == "prompt":
-        state = umim.checkpoint.module.state_dict().values()
-        weights = [sha256_bytes(w.detach().float().cpu().numpy().tobytes()) for w in state]
-        merged = [umim.checkpoint.config.form(), umim.rules.digest, *weights]
-    asked = {
-        "backbone": [umim.backbone.fingerprint, str(umim.backbone.dtype)],
-        "merged": merged,
+    decides = {
+        "model": identity(umim, merge),
         "new_tokens": _NEW,
         "rows": [[row.prompt.tolist(), row.parts, row.reply.tolist()] for row in rows],
         "questions": [
             [question.accepted, *sizes] for question, sizes in zip(questions, written, strict=True)
         ],
     }
-    return sha256_bytes(canonical_json(asked).encode())
+
+    def answer() -> dict[str, Any]:
+        tokenizer = umim.backbone.require_tokenizer()
+        options = GenerateOptions(merge=merge, raw_tail=0, max_new_tokens=_NEW, do_sample=False)
+        right, saved, tools_saved = list[bool](), list[float](), list[float]()
+        batch = [PromptIds(row.prompt, row.parts) for row in rows]
+        made = umim.engine.generate(batch, options.of_model(umim.backbone))
+        for answer, question, (whole, schemas) in zip(made.rows, questions, written, strict=True):
+            said = tokenizer.decode(answer.ids, skip_special_tokens=True)
+            right.append(is_right(calls_of(said), question.accepted))
+            saved.append((whole - answer.prompt_units) / whole)
+            tools_saved.append((whole - answer.prompt_units) / schemas)
+        model = umim.merged_model if merge == "prompt" else umim.merged_model.base()
+        scores = reply_scores(model, rows)
+        greedy = [tokens.tolist() for tokens in scores.greedy]
+        return Answers(right, saved, tools_saved, scores.nats, greedy)._asdict()
+
+    return Answers(**kept(answers, decides, answer))
 
 
 def figures(found: Answers, base: Answers) -> Report:

@@ -6,7 +6,9 @@
 first ``--most`` problems are read. The base model, merged prompts with 16 raw tokens at their end,
 and truncation to the same saving answer each once. A function counts if its tests pass in the
 sandbox; a word problem if the number behind the first "answer is", or else the last number, is the
-right one.
+right one. By each ``--target-tr`` of a text the checkpoint merges with its cheapest spans alone;
+what they save of these prompts is in the results. ``--answers`` names a folder in which answers
+stay, so that a killed run goes on.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -22,11 +25,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from benchmarks.answers import RAW_TAIL, SUBJECT, chat_of, load, points, shortened
-from benchmarks.runner import Benchmark, Report
+from benchmarks.answers import RAW_TAIL, SUBJECT, chat_of, identity, load, points, shortened
+from benchmarks.runner import Benchmark, Report, kept
 from umim_core import UMIM
 from umim_core.baselines.methods import Text
 from umim_core.baselines.truncation import Truncation
+from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, require
 from umim_core.evaluation.text_metrics import code_tests
 from umim_core.model.inputs import encode_prompts
@@ -69,49 +73,68 @@ SETS: Final = {  # new tokens, what counts, and what a row has
 def run(options: argparse.Namespace, report: Report) -> None:
     # cuDNN plans attention anew for every length, and decoding has a new one at every token.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    umim = load(options, report)
+    targets: list[float | None] = options.target_tr or [None]
+    models = [load(options, report, target) for target in targets]
     report["sets"] = {}
     for name, (new_tokens, solves, fields) in SETS.items():
         path: Path | None = getattr(options, name)
-        if path is not None:
-            rows = [row for _, row in islice(read_objects(path), options.most)]
-            rule = f"every row of --{name} must have {', '.join(fields)}"
-            require(all(row.keys() >= set(fields) for row in rows), CorpusError, rule, str(path))
-            answers, saving = answer_all(umim, name, rows, new_tokens, options.batch_size)
+        if path is None:
+            continue
+        rows = [row for _, row in islice(read_objects(path), options.most)]
+        rule = f"every row of --{name} must have {', '.join(fields)}"
+        require(all(row.keys() >= set(fields) for row in rows), CorpusError, rule, str(path))
+        asked = prompts_of(name, rows)
+        base, _ = answer(models[0], asked, "none", new_tokens, options)
+        for target, umim in zip(targets, models, strict=True):
+            answers, saving = answer_shorter(umim, asked, new_tokens, options)
             solved = {
                 side: [solves(text, row) for text, row in zip(texts, rows, strict=True)]
-                for side, texts in answers.items()
+                for side, texts in ({"base": base} | answers).items()
             }
-            report["sets"][name] = figures(solved, saving, new_tokens)
-            print(name, report["sets"][name]["sides"], file=sys.stderr, flush=True)
+            of = name if target is None else f"{name}, target {target:.0%}"
+            report["sets"][of] = figures(solved, saving, new_tokens)
+            print(of, report["sets"][of]["sides"], file=sys.stderr, flush=True)
 
 
-def answer_all(
-    umim: UMIM, name: str, rows: Sequence[Row], new_tokens: int, batch_size: int
-) -> tuple[dict[str, list[str]], float]:
-    """Return the answers of every side, and the mean share of layer-tokens that merging saves."""
+def prompts_of(name: str, rows: Sequence[Row]) -> list[Any]:
     if name == "humaneval":
-        prompts: list[Any] = [row["prompt"] for row in rows]
-    else:
-        prompts = [[{"role": "user", "content": row["question"] + _ASKED}] for row in rows]
+        return [row["prompt"] for row in rows]
+    return [[{"role": "user", "content": row["question"] + _ASKED}] for row in rows]
 
-    def answer(asked: list[Any], **options: Any) -> tuple[list[str], list[float]]:
-        order = sorted(range(len(asked)), key=lambda place: len(str(asked[place])))
-        found: dict[int, tuple[str, float]] = {}
-        greedy = {"max_new_tokens": new_tokens, "do_sample": False, **options}
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
-            out = umim.generate([asked[place] for place in batch], **greedy)
-            found |= zip(batch, zip(out.text, out.token_reduction, strict=True), strict=True)
-        texts, reductions = zip(*(found[place] for place in range(len(asked))), strict=True)
-        return list(texts), list(reductions)
 
-    base, _ = answer(prompts, merge="none")
-    merged, reductions = answer(prompts, merge="prompt", raw_tail=RAW_TAIL)
-    savings = [float(reduction) * umim.merged_model.saved_share for reduction in reductions]
-    pairs = zip(prompts, savings, strict=True)
-    truncated, _ = answer([_truncated(umim, asked, share) for asked, share in pairs], merge="none")
-    return {"base": base, "umim": merged, "truncation": truncated}, float(np.mean(savings))
+def answer_shorter(
+    umim: UMIM, asked: list[Any], new_tokens: int, options: argparse.Namespace
+) -> tuple[dict[str, list[str]], float]:
+    """Return answers to shortened prompts by side, and the mean share of layer-tokens saved."""
+    merged, reductions = answer(umim, asked, "prompt", new_tokens, options)
+    savings = [reduction * umim.merged_model.saved_share for reduction in reductions]
+    cut = [_truncated(umim, *pair) for pair in zip(asked, savings, strict=True)]
+    truncated, _ = answer(umim, cut, "none", new_tokens, options)
+    return {"umim": merged, "truncation": truncated}, float(np.mean(savings))
+
+
+def answer(
+    umim: UMIM, asked: list[Any], merge: Merge, new_tokens: int, options: argparse.Namespace
+) -> tuple[list[str], list[float]]:
+    """Return greedy answers, and the token reductions of their prompts, both in the asked order."""
+    order = sorted(range(len(asked)), key=lambda place: len(str(asked[place])))
+    found: dict[int, tuple[str, float]] = {}
+
+    def of_batch(prompts: list[Any]) -> list[tuple[str, float]]:
+        tail = {"raw_tail": RAW_TAIL} if merge == "prompt" else {}
+        out = umim.generate(
+            prompts, merge=merge, max_new_tokens=new_tokens, do_sample=False, **tail
+        )
+        return list(zip(out.text, map(float, out.token_reduction), strict=True))
+
+    for start in range(0, len(order), options.batch_size):
+        batch = order[start : start + options.batch_size]
+        prompts = [asked[place] for place in batch]
+        written = [one.tolist() if isinstance(one, np.ndarray) else one for one in prompts]
+        decides = [*identity(umim, merge), new_tokens, written]
+        found |= zip(batch, kept(options.answers, decides, partial(of_batch, prompts)), strict=True)
+    texts, reductions = zip(*(found[place] for place in range(len(asked))), strict=True)
+    return list(texts), list(reductions)
 
 
 def _truncated(umim: UMIM, asked: Any, saving: float) -> np.ndarray:
@@ -143,7 +166,14 @@ def figures(solved: Mapping[str, Sequence[bool]], saving: float, new_tokens: int
 BENCHMARK: Final = Benchmark(
     name="problems",
     doc=__doc__,
-    options=SUBJECT | {"humaneval": Path, "gsm8k": Path, "batch_size": 8},
+    options=SUBJECT
+    | {
+        "humaneval": Path,
+        "gsm8k": Path,
+        "batch_size": 8,
+        "target_tr": {"nargs": "*", "type": float},
+        "answers": Path,
+    },
     measure=run,
 )
 

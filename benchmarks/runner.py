@@ -21,6 +21,7 @@ import numpy as np
 
 from umim_core.cli.console_output import telling
 from umim_core.errors import ConfigError, require
+from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.store.disk import check_writable, write_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ THREADS: Final = min(2, len(os.sched_getaffinity(0)))  # of every side that may 
 SLOW_SECONDS: Final = 10.0
 SLOW_ROUNDS: Final = 3
 _HELP: Final = {
-    "answers": "of a question",
+    "answers": "folder that answers stay in, so that a killed run goes on",
     "backbone": "name or directory of the frozen model",
     "cache": "folder for what is built",
     "batch_size": "rows of a forward",
@@ -64,6 +65,7 @@ _HELP: Final = {
     "segments": "that train",
     "shapes": "of the loss with --on embedded",
     "steps": "of the optimiser, of every row",
+    "target_tr": "token reductions of a text that the cheapest spans reach",
     "tau": "least count of an n-gram",
     "test": "text, or one .npy of unsigned ids, that quality is measured on",
     "tiny": "the same code on the processor, with tiny shapes",
@@ -177,6 +179,18 @@ def named(word: str) -> tuple[str, str]:
     """Return name and place of an option ``[NAME=]PATH``; a bare path goes by its last part."""
     name, _, place = word.rpartition("=")
     return name or Path(place).name, place
+
+
+def kept(folder: Path | None, decides: object, make: Callable[[], Any]) -> Any:
+    """Return what is made of all that ``decides`` names; what lies in the folder is read there."""
+    if folder is None:
+        return make()
+    file = folder / f"{sha256_bytes(canonical_json(decides).encode())}.json"
+    if not file.exists():
+        made = make()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(file, made)
+    return read_json(file)
 
 
 def fresh(module: str, what: str, **options: object) -> Any:

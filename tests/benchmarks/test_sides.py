@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from benchmarks.mining import Grams, make_sides
 from benchmarks.perplexity import measure as measure_perplexity
 from benchmarks.perplexity import rule_sets
 from benchmarks.preference_step import measure as measure_preference
-from benchmarks.problems import answer_all, solves_function, solves_word_problem
+from benchmarks.problems import answer, answer_shorter, solves_function, solves_word_problem
 from benchmarks.runner import Report
 from benchmarks.subjects import SEGMENT, Subject, random_subject, untrained_module
 from docs.make.results import benchmark_page
@@ -236,16 +237,19 @@ def test_points_are_paired_differences_to_the_base_model() -> None:
     assert points(base, base) == {"mean": 0.0, "std": 0.0}
 
 
-def test_every_side_answers_every_problem_in_its_place(tiny_umim: UMIM) -> None:
-    texts = ["the of and to in is " * n for n in (9, 5, 7)]
-    rows = [{"prompt": text} for text in texts]
-    answers, saving = answer_all(tiny_umim, "humaneval", rows, 3, batch_size=2)
-    alone = [
-        tiny_umim.generate([text], max_new_tokens=3, do_sample=False, merge="none").text[0]
-        for text in texts
-    ]
-    assert answers["base"] == alone and set(answers) == {"base", "umim", "truncation"}
-    assert 0.0 <= saving < 1.0
+def test_every_side_answers_every_problem_in_its_place_and_goes_on_where_it_was_killed(
+    tiny_umim: UMIM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["the of and to in is " * n for n in (9, 5, 7)]
+    options = argparse.Namespace(batch_size=2, answers=tmp_path / "answers")
+    base, none_saved = answer(tiny_umim, asked, "none", 3, options)
+    greedy = {"max_new_tokens": 3, "do_sample": False, "merge": "none"}
+    assert base == [tiny_umim.generate([text], **greedy).text[0] for text in asked]
+    assert none_saved == [0.0] * 3
+    found = answer_shorter(tiny_umim, asked, 3, options)
+    assert set(found[0]) == {"umim", "truncation"} and 0.0 <= found[1] < 1.0
+    monkeypatch.setattr(tiny_umim.engine, "generate", None)  # read again, not asked again
+    assert answer_shorter(tiny_umim, asked, 3, options) == found
 
 
 def test_merged_spans_stand_in_brackets_and_nothing_else_changes() -> None:

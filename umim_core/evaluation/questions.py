@@ -176,7 +176,7 @@ def _means(task: Task) -> tuple[str, ...]:
     return names
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)  # RULER has 13 tasks, and a table asks each under every setting
 def _loaded(source: QuestionSource) -> tuple[Task, str]:
     """Return a task with its data, and the digest of its questions; lm-eval's index takes long."""
     from umim_core.evaluation.tasks.lm_eval_tasks import (
