@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,10 @@ from flows.adaptation_curves import (
 )
 from tasks.plan.planner import Planner
 from tasks.report.compare import (
-    CellResult,
+    Result,
     Scores,
-    ShippedResult,
     cell_label,
     require_own_names,
-    shipped_setting,
 )
 from tasks.run.checks import check_adaptation, check_headline_positions, why_absent
 from tasks.run.pipeline import PipelineRun
@@ -70,7 +68,7 @@ from umim_core.adaptation.settings import BASE, WT, measures
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.corpus import Corpus, GeneratedCorpus, MixtureCorpus
-from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, HeadlineConfig
+from umim_core.config.evaluate import HeadlineConfig
 from umim_core.config.recipe import AdaptConfig, Cell, Recipe, RunRecipe
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.task_sets.generation_spec import TaskOptions
@@ -79,6 +77,7 @@ from umim_core.throughput.throughput import tokens_needed
 
 logger = logging.getLogger("umim.pipeline")
 Tasks = dict[str, Artifact]
+Evaluated = tuple[Result, str, Artifact | None, Scores]
 
 
 @dataclass
@@ -89,27 +88,28 @@ class Sources:
     tasks: dict[str, Artifact]
 
 
-def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResult]]:
+def run_everything(run: PipelineRun) -> list[Result]:
     """Every stage but the report; what a plan walks is what the whole flow runs.
 
     Shipped checkpoints need no training: they are measured while cells are adapted, which is a
     chain and leaves cores idle. What is timed comes last and runs alone.
+
+    Returns:
+        What the comparison has rows of: the headline, the cells, other shipped checkpoints.
     """
     sources = prepare(run)
-    results = mine(run, sources)
+    cells = mine(run, sources)
     shipped = find_shipped(run, sources.corpus)
-    for result in results:  # of flows this one alone reads all splits
-        _check_text(run, result.tokenized, run.recipe)
-    distill(run, results)
-    parts: list[Callable[[], ShippedResult | None]] = [*adaptations(run, sources, results)]
-    parts += [partial(_measured, run, sources.tasks, *of) for of in shipped]
-    measured = [result for result in run.run_parallel(parts) if result is not None]
-    evaluate(run, sources, results)
-    benchmark(run, results)
-    for (name, text, by), result in zip(shipped, measured, strict=True):
-        if by.benchmark is not None and measures(shipped_setting(name), "speed"):
-            result.benchmark = _timed(run, text, name, by.benchmark, f"{name} (shipped)")
-    return results, measured
+    for result in cells:  # of flows this one alone reads all splits
+        _check_text(run, result)
+    distill(run, cells)
+    adapted = adaptations(run, sources, cells)
+    measured = run.run_parallel([*adapted, *evaluations(run, sources, shipped)])
+    _keep(measured[len(adapted) :])
+    evaluate(run, sources, cells)
+    benchmark(run, [*cells, *shipped])
+    leading, others = ([of for of in shipped if of.leads is leads] for leads in (True, False))
+    return [*leading, *cells, *others]
 
 
 def plan(recipe: RunRecipe) -> list[dict[str, str]]:
@@ -166,12 +166,12 @@ def _texts(run: PipelineRun, corpus: Corpus) -> dict[str, Artifact]:
     return {corpus.kind: run.stage(corpus_stage(text=text, generated=generated))}
 
 
-def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
+def mine(run: PipelineRun, sources: Sources) -> list[Result]:
     """Tokenize and count once per backbone, make rules once per cell."""
     results = []
     for cell in run.recipe.cells:
         tokenized = _tokenized(run, sources.corpus, cell.backbone, cell.revision)
-        results.append(CellResult(cell, tokenized, _rules(run, cell, tokenized)))
+        results.append(Result(cell, tokenized, _rules(run, cell, tokenized)))
     return results
 
 
@@ -185,11 +185,18 @@ def _tokenized(run: PipelineRun, corpus: Artifact, backbone: str, revision: str 
     return run.stage(tokens, label=backbone)
 
 
-def _check_text(run: PipelineRun, text: Artifact, by: Recipe | HeadlineConfig) -> None:
+def _amounts(run: PipelineRun, result: Result) -> Recipe | HeadlineConfig:
+    """What says how much of a result is measured."""
+    headline = run.recipe.headline
+    return headline if result.leads and headline is not None else run.recipe
+
+
+def _check_text(run: PipelineRun, result: Result) -> None:
     """Refuse a text that is too short to be measured; a plan has none."""
     if not isinstance(run, Planner):
-        timed = 0 if by.benchmark is None else tokens_needed(by.benchmark)
-        check_splits(text, run.recipe.segment_length, timed)
+        config = _amounts(run, result).benchmark
+        timed = 0 if config is None else tokens_needed(config)
+        check_splits(result.tokenized, run.recipe.segment_length, timed)
 
 
 def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
@@ -224,7 +231,7 @@ def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
     return run.stage(rules, label=label)
 
 
-def train(run: PipelineRun) -> tuple[Sources, list[CellResult]]:
+def train(run: PipelineRun) -> tuple[Sources, list[Result]]:
     """Everything up to the checkpoint of every cell."""
     sources = prepare(run)
     results = mine(run, sources)
@@ -232,7 +239,7 @@ def train(run: PipelineRun) -> tuple[Sources, list[CellResult]]:
     return sources, results
 
 
-def distill(run: PipelineRun, results: list[CellResult]) -> None:
+def distill(run: PipelineRun, results: list[Result]) -> None:
     """Distill each cell; whichever ends first, they are registered in the order of the recipe."""
     trained = run.run_parallel([partial(_distilled, run, result) for result in results])
     for result, artifact in zip(results, trained, strict=True):
@@ -240,7 +247,7 @@ def distill(run: PipelineRun, results: list[CellResult]) -> None:
         run.register(result.cell.backbone, artifact)
 
 
-def _distilled(run: PipelineRun, result: CellResult) -> Artifact:
+def _distilled(run: PipelineRun, result: Result) -> Artifact:
     recipe = run.recipe
     distilled = distill_stage(
         training=training_of(result.cell, recipe.seed, recipe.segment_length, recipe.distill),
@@ -248,11 +255,11 @@ def _distilled(run: PipelineRun, result: CellResult) -> Artifact:
         train=result.tokenized.part("train"),
         valid=result.tokenized.part("valid"),
     )
-    return run.stage(distilled, label=cell_label(result.cell), setting=WT)
+    return run.stage(distilled, label=result.called, setting=WT)
 
 
 def adaptations(
-    run: PipelineRun, sources: Sources, results: list[CellResult]
+    run: PipelineRun, sources: Sources, results: list[Result]
 ) -> list[Callable[[], None]]:
     """Return a part for each cell that asks for adaptation."""
     config, task = run.recipe.adapt, next(iter(sources.tasks.values()), None)
@@ -261,137 +268,99 @@ def adaptations(
     return [partial(_adapted, run, config, task, result) for result in results if result.cell.adapt]
 
 
-def _adapted(run: PipelineRun, config: AdaptConfig, task: Artifact, result: CellResult) -> None:
-    cell, label = result.cell, cell_label(result.cell)
+def _adapted(run: PipelineRun, config: AdaptConfig, task: Artifact, result: Result) -> None:
+    cell, label = result.cell, result.called
     rules = run.stage(rules_of_task(task, cell, config), label=label)
     made = {WT: result.settings[WT]}
     add_settings(run, made, rules, task, cell, config, run.recipe.seed, label)
     result.settings |= {name: made[name] for name in made if name in config.settings}
 
 
-def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
+def evaluate(run: PipelineRun, sources: Sources, results: list[Result]) -> None:
     """Alignment and perplexity per setting; task accuracy of base and every setting."""
-    places = [(result, setting) for result in results for setting in (*result.settings, BASE)]
-    parts = [partial(_evaluated, run, sources, *place) for place in places]
     # The driver only waits for workers, so there may be a setting for each of them.
     most = max(run.recipe.cluster.parallel_stages, run.recipe.cluster.workers)
-    measured = run.run_parallel(parts, most)
-    for (result, setting), (evaluation, scores) in zip(places, measured, strict=True):
+    _keep(run.run_parallel(evaluations(run, sources, results), most))
+
+
+def evaluations(
+    run: PipelineRun, sources: Sources, results: list[Result]
+) -> list[Callable[[], Evaluated]]:
+    """Return a part for each setting of each result, and for its base model."""
+    return [
+        partial(_evaluated, run, sources.tasks, result, setting)
+        for result in results
+        for setting in (*result.checkpoints, BASE)
+    ]
+
+
+def _evaluated(run: PipelineRun, tasks: Tasks, result: Result, setting: str) -> Evaluated:
+    """Measure a setting: an adapted one is scored on its own task, others on every task."""
+    config, evaluation, scores = _amounts(run, result).evaluate, None, Scores()
+    alone = setting == BASE and result.cell is not None
+    label = f"{result.cell.backbone if alone else result.called} {setting}"
+    first = next(iter(tasks), None)
+    checkpoint = result.checkpoints.get(setting) or next(iter(result.checkpoints.values()))
+    if setting != BASE and measures(setting, "alignment"):
+        aligned = evaluate_stage(
+            tokens=result.tokenized,
+            checkpoint=NamedCheckpoint(checkpoint),
+            config=config,
+            segment_length=run.recipe.segment_length,
+        )
+        evaluation = run.stage(aligned, label=label)
+    for task, questions in tasks.items() if measures(setting, "accuracy") else ():
+        if setting in (BASE, WT) or task == first:
+            scored = task_score_stage(
+                questions=Questions(questions),
+                checkpoint=NamedCheckpoint(checkpoint, base=setting == BASE),
+                merge="none" if setting == BASE else TASKS.find(task).merge,
+                limit=config.task_questions,
+            )
+            shown = label if task == first else f"{label}, {task}"
+            scores[task, setting] = run.stage(scored, label=shown)
+    return result, setting, evaluation, scores
+
+
+def _keep(measured: Sequence[Evaluated]) -> None:
+    for result, setting, evaluation, scores in measured:
         result.scores |= scores
         if evaluation is not None:
             result.evaluations[setting] = evaluation
 
 
-def _evaluated(
-    run: PipelineRun, sources: Sources, result: CellResult, setting: str
-) -> tuple[Artifact | None, Scores]:
-    label = f"{result.cell.backbone if setting == BASE else cell_label(result.cell)} {setting}"
-    checkpoint = result.settings.get(setting, result.settings[WT]).path / "checkpoint"
-    evaluation, config = None, run.recipe.evaluate
-    if setting != BASE and measures(setting, "alignment"):
-        evaluation = _aligned(run, result.tokenized, checkpoint, config, label)
-    return evaluation, score(run, sources.tasks, setting, checkpoint, label, config)
-
-
-def _aligned(
-    run: PipelineRun,
-    tokenized: Artifact,
-    checkpoint: Path | str,
-    config: EvaluateConfig,
-    label: str,
-) -> Artifact:
-    aligned = evaluate_stage(
-        tokens=tokenized,
-        checkpoint=NamedCheckpoint(checkpoint),
-        config=config,
-        segment_length=run.recipe.segment_length,
-    )
-    return run.stage(aligned, label=label)
-
-
-def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
-    """Throughput of each cell's checkpoint under the setting that is timed."""
-    for result in results if run.recipe.benchmark is not None else ():
-        for setting, artifact in result.settings.items():
+def benchmark(run: PipelineRun, results: list[Result]) -> None:
+    """Throughput of each checkpoint under the setting that is timed."""
+    for result in results:
+        config = _amounts(run, result).benchmark
+        for setting, checkpoint in result.checkpoints.items() if config is not None else ():
             if measures(setting, "speed"):
-                checkpoint, label = artifact.path / "checkpoint", cell_label(result.cell)
-                result.benchmark = _timed(
-                    run, result.tokenized, checkpoint, run.recipe.benchmark, label
+                timed = benchmark_stage(
+                    tokens=result.tokenized, checkpoint=NamedCheckpoint(checkpoint), config=config
                 )
+                result.benchmark = run.stage(timed, label=result.called)
 
 
-def _timed(
-    run: PipelineRun,
-    tokenized: Artifact,
-    checkpoint: Path | str,
-    config: BenchmarkConfig,
-    label: str,
-) -> Artifact:
-    timed = benchmark_stage(tokens=tokenized, checkpoint=NamedCheckpoint(checkpoint), config=config)
-    return run.stage(timed, label=label)
-
-
-def score(
-    run: PipelineRun,
-    tasks: dict[str, Artifact],
-    setting: str,
-    checkpoint: Path | str,
-    label: str,
-    config: EvaluateConfig,
-) -> Scores:
-    """Score a setting, if the table says so: an adapted one on its own task, others on every task.
-
-    ``config`` says how much.
-    """
-    first, scores = next(iter(tasks), None), Scores()
-    for name, questions in tasks.items() if measures(setting, "accuracy") else ():
-        if setting in (BASE, WT) or name == first:
-            scored = task_score_stage(
-                questions=Questions(questions),
-                checkpoint=NamedCheckpoint(checkpoint, base=setting == BASE),
-                merge="none" if setting == BASE else TASKS.find(name).merge,
-                limit=config.task_questions,
-            )
-            shown = label if name == first else f"{label}, {name}"
-            scores[name, setting] = run.stage(scored, label=shown)
-    return scores
-
-
-def find_shipped(
-    run: PipelineRun, corpus: Artifact
-) -> list[tuple[str, Artifact, Recipe | HeadlineConfig]]:
-    """Shipped checkpoints, the corpus in the ids of each one's tokenizer, what says how much.
+def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Result]:
+    """Shipped checkpoints, each with the corpus in the ids of its tokenizer; the headline leads.
 
     A run fetches the headline's backbone where it is not on this machine, a plan does not.
     """
-    recipe, headline = run.recipe, run.recipe.headline
-    wanted: list[tuple[str, Recipe | HeadlineConfig]] = [(name, recipe) for name in recipe.shipped]
+    recipe, headline, leading = run.recipe, run.recipe.headline, list[str]()
     if headline is not None:
         reason = why_absent(headline.checkpoint, local_files_only=isinstance(run, Planner))
         if reason is None:
             check_headline_positions(recipe, headline)  # it may have been fetched just now
-            names = (headline.checkpoint, *headline.beside)
-            wanted = [*((name, headline) for name in names), *wanted]
+            leading = [headline.checkpoint, *headline.beside]
         else:
             logger.warning("the row of %s is left out: %s", headline.checkpoint, reason)
     shipped = []
-    for name, by in wanted:
+    for number, name in enumerate([*leading, *recipe.shipped]):
         config = read_config(resolve_checkpoint(name))
         text = _tokenized(run, corpus, config.backbone, config.backbone_revision)
-        _check_text(run, text, by)
-        shipped.append((name, text, by))
+        shipped.append(Result(None, text, name=name, leads=number < len(leading)))
+        _check_text(run, shipped[-1])
     return shipped
-
-
-def _measured(
-    run: PipelineRun, tasks: Tasks, name: str, text: Artifact, by: Recipe | HeadlineConfig
-) -> ShippedResult:
-    """Measure a shipped checkpoint, all but its speed, as cells are measured."""
-    scores, label = Scores(), f"{name} (shipped)"
-    evaluation = _aligned(run, text, name, by.evaluate, label)
-    for setting in (shipped_setting(name), BASE):
-        scores |= score(run, tasks, setting, name, f"{label} {setting}", by.evaluate)
-    return ShippedResult(name, text, evaluation, scores, leads=by is not run.recipe)
 
 
 def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:

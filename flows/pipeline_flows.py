@@ -28,10 +28,10 @@ from umim_core.config.table_recipe import TableRecipe
 def full_pipeline(recipe: str = "embedded") -> str:
     """Run a whole recipe: corpus, rules, distillation, adaptation, evaluation, timing, report."""
     with open_pipeline(recipe, "umim") as run:
-        results, shipped = parts.run_everything(run)
-        rows = comparison_rows(results, shipped, run.recipe.seed)
+        results = parts.run_everything(run)
+        rows = comparison_rows(results, run.recipe.seed)
         record_comparison(run, rows)
-        report = run.stage(report_stage(recipe=run.recipe, cells=results, shipped=shipped))
+        report = run.stage(report_stage(recipe=run.recipe, results=results))
         compared = comparison(rows, run.recipe.model_dump(mode="json"))
         run.announce(report, table_markdown(compared))
         return str(report.path)
@@ -83,7 +83,7 @@ def evaluate(recipe: str = "embedded") -> str:
         sources, results = parts.train(run)
         run.run_parallel(parts.adaptations(run, sources, results))
         parts.evaluate(run, sources, results)
-        rows = comparison_rows(results, [], run.recipe.seed)
+        rows = comparison_rows(results, run.recipe.seed)
         record_comparison(run, rows)
         return table_text(comparison(rows, run.recipe.model_dump(mode="json")))
 
@@ -103,7 +103,7 @@ def ablate(recipe: str = "ablation-thresholds") -> str:
     with open_pipeline(recipe, "umim-ablate") as run:
         sources, results = parts.train(run)
         parts.evaluate(run, sources, results)
-        record_comparison(run, comparison_rows(results, [], run.recipe.seed))
+        record_comparison(run, comparison_rows(results, run.recipe.seed))
         ablation = run.stage(
             ablation_stage(recipe=run.recipe, results=results), label=run.recipe.name
         )

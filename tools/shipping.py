@@ -30,7 +30,7 @@ from docs.make.results import documents_of, part_label
 from flows import parts
 from tasks.cluster.lease import ClusterLease
 from tasks.plan.planner import Planner
-from tasks.report.compare import CellResult
+from tasks.report.compare import Result
 from tasks.run.pipeline import site_of
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import STAGE_SCHEMA, Artifact, StageCall
@@ -89,7 +89,7 @@ class FinishedRun(Planner):
         return _artifact(place)
 
 
-def found(checkpoint: Path, recipe: Recipe) -> tuple[CellResult, parts.Sources]:
+def found(checkpoint: Path, recipe: Recipe) -> tuple[Result, parts.Sources]:
     """Find what belongs to a checkpoint below its artifact root, as the recipe's flow calls it."""
     run: Any = FinishedRun(recipe, checkpoint.parents[2])
     sources, results = parts.train(run)

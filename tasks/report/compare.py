@@ -18,6 +18,7 @@ from tasks.report.comparison import (
     given_name,
     held_rules,
     is_of_a_text,
+    shown_name,
 )
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
@@ -32,7 +33,6 @@ from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import canonical_json, read_json, read_manifest, sha256_bytes
 from umim_core.task_sets.spec import TASKS
 
-_RULES = "checkpoint/rules"
 _OF_A_POINT: Final = (
     *("rules", "token_reduction", "input_reduction", "accuracy", "accuracy_se", "difference"),
     *("difference_se", "gained", "lost", "margin", "margin_difference", "margin_difference_se"),
@@ -42,74 +42,72 @@ Scores = dict[tuple[str, str], Artifact]
 
 
 @dataclass
-class CellResult:
-    """Everything one cell led to."""
+class Result:
+    """Everything that a cell led to, or that was measured of a checkpoint which is shipped.
 
-    cell: Cell
+    Attributes:
+        cell: None for a shipped one.
+        tokenized: The corpus in the ids of its tokenizer.
+        filtered: The rules of the cell.
+        settings: What was trained, by setting.
+        name: Of the shipped one.
+        leads: Whether it is the headline of the comparison.
+    """
+
+    cell: Cell | None
     tokenized: Artifact
-    filtered: Artifact
+    filtered: Artifact | None = None
     settings: dict[str, Artifact] = field(default_factory=dict)
     evaluations: dict[str, Artifact] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
     benchmark: Artifact | None = None
-
-
-@dataclass
-class ShippedResult:
-    """Measurements of a checkpoint that this run did not train, and the text of its tokenizer.
-
-    The one that ``leads`` is the headline of the comparison.
-    """
-
-    name: str
-    tokenized: Artifact
-    evaluation: Artifact
-    scores: Scores = field(default_factory=dict)
-    benchmark: Artifact | None = None
+    name: str = ""
     leads: bool = False
 
+    @property
+    def checkpoints(self) -> dict[str, Path | str]:
+        """By setting; a shipped one has the setting that it notes, WT where it notes none."""
+        if self.cell is not None:
+            return {name: made.path / "checkpoint" for name, made in self.settings.items()}
+        training = read_config(resolve_checkpoint(self.name)).training
+        return {find_setting(str(training.get("setting", WT))).name: self.name}
 
-def comparison_rows(
-    cells: list[CellResult], shipped: list[ShippedResult], seed: int
-) -> list[ComparisonRow]:
-    """Return one row per cell and setting that was measured; shipped ones last.
+    @property
+    def called(self) -> str:
+        """What it is called on Prefect's pages."""
+        return f"{self.name} (shipped)" if self.cell is None else cell_label(self.cell)
 
-    Where a shipped one leads, its row is the first.
-    """
-    rows = [_shipped_row(result) for result in shipped if result.leads]
-    for result in cells:
-        for setting, evaluation in result.evaluations.items():
-            timed = result.benchmark if measures(setting, "speed") else None
-            metrics = _metrics(evaluation, timed)
-            counts = rule_counts(result.settings[setting].path / _RULES)
-            metrics["rules"] = float(sum(counts.values()))
-            scores = _scores(result.scores, setting)
-            measured = {"metrics": metrics, "errors": _errors(evaluation), "scores": scores}
-            rows.append(cell_row(result.cell, setting=setting, seed=seed, **measured))
-    return rows + [_shipped_row(result) for result in shipped if not result.leads]
-
-
-def shipped_setting(name: str) -> str:
-    """Return the setting that a shipped checkpoint notes; WT where it notes none."""
-    training = read_config(resolve_checkpoint(name)).training
-    return find_setting(str(training.get("setting", WT))).name
+    @property
+    def label(self) -> str:
+        """What it is called in tables and figures."""
+        shipped = f"{shown_name(self.name)} (shipped)"
+        return shipped if self.cell is None else cell_row(self.cell).label
 
 
-def _shipped_row(result: ShippedResult) -> ComparisonRow:
-    directory = resolve_checkpoint(result.name)
-    config, rules = read_config(directory), directory / "rules"
-    seed, setting = config.training.get("seed"), shipped_setting(result.name)
-    counts = {"rules": float(sum(rule_counts(rules).values()))}
+def comparison_rows(results: Sequence[Result], seed: int) -> list[ComparisonRow]:
+    """Return one row per result and setting that was measured."""
+    return [_row(result, setting, seed) for result in results for setting in result.evaluations]
+
+
+def _row(result: Result, setting: str, seed: int) -> ComparisonRow:
+    evaluation, timed = result.evaluations[setting], measures(setting, "speed")
+    directory = resolve_checkpoint(result.checkpoints[setting])
+    metrics = _metrics(evaluation, result.benchmark if timed else None)
+    metrics["rules"] = float(sum(rule_counts(directory / "rules").values()))
+    scores = _scores(result.scores, setting)
+    measured = {"metrics": metrics, "errors": _errors(evaluation), "scores": scores}
+    if result.cell is not None:
+        return cell_row(result.cell, setting=setting, seed=seed, **measured)
+    config = read_config(directory)
+    trained_with = config.training.get("seed")
     return ComparisonRow(
         backbone=config.backbone,
         setting=setting,
-        seed=seed if isinstance(seed, int) else None,
+        seed=trained_with if isinstance(trained_with, int) else None,
         source="shipped",
-        metrics=_metrics(result.evaluation, result.benchmark) | counts,
-        errors=_errors(result.evaluation),
-        scores=_scores(result.scores, setting),
         **form_fields(config),
-        **held_rules(rules),
+        **held_rules(directory / "rules"),
+        **measured,
     )
 
 

@@ -16,8 +16,8 @@ from tasks.report.ablation import (
     figure_svg,
     read_ablation,
 )
-from tasks.report.compare import CellResult, ShippedResult, comparison_rows, rule_counts
-from tasks.report.comparison import ComparisonRow, cell_row, shown_name
+from tasks.report.compare import Result, comparison_rows, rule_counts
+from tasks.report.comparison import ComparisonRow
 from tasks.report.render import Report, table_text
 from tasks.report.report import ReportData, agreement, write_report
 from tasks.run.site import Site
@@ -47,24 +47,32 @@ def report_stage(
     _: Site,
     *,
     recipe: Recipe,
-    cells: list[CellResult],
-    shipped: list[ShippedResult],
+    results: list[Result],
 ) -> Metrics:
     """Write ``report.html``, ``report.md`` and ``report.json``."""
-    rows = comparison_rows(cells, shipped, recipe.seed)
-    speeds = [_measured_speeds(result) for result in (*cells, *shipped)]
+    rows = comparison_rows(results, recipe.seed)
+    cells_first = sorted(results, key=lambda result: result.cell is None)
+    speeds = [_measured_speeds(result) for result in cells_first]
     data = ReportData(
         recipe=recipe.name,
         config=recipe.model_dump(mode="json"),
         host=host(),
         rows=tuple(rows),
-        checkpoints=_places(cells, shipped),
-        curves=tuple(curve for result in cells for curve in _curves(result)),
+        checkpoints=tuple(
+            {"label": f"{result.label}, {setting}", "path": str(checkpoint)}
+            for result in results
+            for setting, checkpoint in result.checkpoints.items()
+        ),
+        curves=tuple(curve for result in results for curve in _curves(result)),
         throughput=tuple(row for rows, _ in speeds for row in rows),
         break_even=tuple(start for _, starts in speeds for start in starts),
-        rule_counts=tuple(_rule_counts(result) for result in cells),
+        rule_counts=tuple(
+            {"label": result.label, **_rule_steps(result.filtered.metrics)}
+            for result in results
+            if result.filtered is not None
+        ),
         chance=_chance(rows),
-        examples=(_example(rows, cells, shipped),),
+        examples=(_example(rows, results),),
     )
     write_report(out, data)
     return {"rows": float(len(rows))}
@@ -75,37 +83,17 @@ def _chance(rows: list[ComparisonRow]) -> float | dict[str, float] | None:
     return by_task if len(by_task) > 1 else next(iter(by_task.values()), None)
 
 
-def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[Report, ...]:
-    places = [
-        (f"{cell_row(result.cell).label}, {setting}", str(artifact.path / "checkpoint"))
-        for result in cells
-        for setting, artifact in result.settings.items()
-    ]
-    leading, others = (
-        [(f"{shown_name(of.name)}, shipped", of.name) for of in shipped if of.leads is leads]
-        for leads in (True, False)
-    )
-    return tuple({"label": label, "path": path} for label, path in (*leading, *places, *others))
-
-
-def _example(
-    rows: list[ComparisonRow], cells: list[CellResult], shipped: list[ShippedResult]
-) -> Report:
+def _example(rows: list[ComparisonRow], results: list[Result]) -> Report:
     """Return the spans of held-out text, by the rules of the checkpoint that agrees most.
 
     It has the highest Top-1 before adaptation, at every state that decoding passes through, which
     compares rules (where that was not measured, at unit ends).
     """
-    trained = [
-        (str(result.settings[setting].path / "checkpoint"), result.tokenized)
-        for result in cells
+    places = [
+        (str(result.checkpoints[setting]), result.tokenized)
+        for result in results
         for setting in result.evaluations
     ]
-    leading, others = (
-        [(result.name, result.tokenized) for result in shipped if result.leads is leads]
-        for leads in (True, False)
-    )
-    places = [*leading, *trained, *others]
     merged = [pair for pair in zip(rows, places, strict=True) if pair[0].setting == WT]
     best, (source, tokenized) = max(merged, key=lambda of: agreement(of[0]))
     label = f"{best.label} on held-out text"
@@ -127,7 +115,7 @@ def host() -> dict[str, str]:
     }
 
 
-def _curves(result: CellResult) -> list[Report]:
+def _curves(result: Result) -> list[Report]:
     curves = []
     for setting, artifact in result.settings.items():
         training = find_setting(setting).training
@@ -139,43 +127,44 @@ def _curves(result: CellResult) -> list[Report]:
             words: [(int(row["step"]), row[name]) for row in curve if name in row]
             for words, name in (("train", f"train_{measure}"), ("validation", f"valid_{measure}"))
         }
-        label = f"{cell_row(result.cell).label}, {setting}"
+        label = f"{result.label}, {setting}"
         curves.append(
             {"label": label, "quantity": "preference" if training == "dpo" else "KL", **points}
         )
     return curves
 
 
-def _measured_speeds(result: CellResult | ShippedResult) -> tuple[list[Report], list[Report]]:
+def _measured_speeds(result: Result) -> tuple[list[Report], list[Report]]:
     """Return the speeds of a checkpoint, and from which length on it pays."""
     if result.benchmark is None:
         return [], []
-    cell = isinstance(result, CellResult)
-    name = cell_row(result.cell).label if cell else f"{shown_name(result.name)} (shipped)"
 
     def labelled(row: Report) -> Report:
         reduction = row["asked_reduction"]
         pairs = "pairs" if reduction == _PAIRS else f"pairs at {100 * (reduction or 0):.3g} %"
-        return row | {"label": f"{name}, {'natural rules' if reduction is None else pairs}"}
+        return row | {"label": f"{result.label}, {'natural rules' if reduction is None else pairs}"}
 
     rows = throughput_rows(result.benchmark)
     return [labelled(vars(row)) for row in rows], [labelled(row) for row in break_even(rows)]
 
 
-def _rule_counts(result: CellResult) -> Report:
-    metrics, every = result.filtered.metrics, orders_to(MAX_LONGEST)
-    steps = {
-        step: {str(n): int(metrics[f"{step}_{n}"]) for n in every if f"{step}_{n}" in metrics}
+def _rule_steps(metrics: Metrics) -> dict[str, dict[str, int]]:
+    return {
+        step: {
+            str(n): int(metrics[f"{step}_{n}"])
+            for n in orders_to(MAX_LONGEST)
+            if f"{step}_{n}" in metrics
+        }
         for step in ("raw", "overlap", "rules")
     }
-    return {"label": cell_row(result.cell).label, **steps}
 
 
 @stage(version=4)
-def ablation_stage(out: Path, _: Site, *, recipe: Recipe, results: list[CellResult]) -> Metrics:
+def ablation_stage(out: Path, _: Site, *, recipe: Recipe, results: list[Result]) -> Metrics:
     """Write ``<recipe>.json``, its page ``<recipe>.md`` and the figures."""
-    rows = [row for row in comparison_rows(results, [], recipe.seed) if row.setting == WT]
+    rows = [row for row in comparison_rows(results, recipe.seed) if row.setting == WT]
     trained = [result.settings[WT] for result in results]
+    rules = [result.filtered for result in results if result.filtered is not None]
     made = {
         "kind": "ablation",  # tells the file apart from other results
         "name": recipe.name,
@@ -190,7 +179,7 @@ def ablation_stage(out: Path, _: Site, *, recipe: Recipe, results: list[CellResu
         "recipe": recipe.model_dump(mode="json"),
         "machine": host(),
         "versions": _versions(trained),
-        "cells": [*map(_cell, results, rows, trained)],
+        "cells": [*map(_cell, results, rows, trained, rules)],
     }
     data = json.loads(to_json(made, inf_nan_mode="null"))
     write_json(out / f"{recipe.name}.json", data)
@@ -209,13 +198,13 @@ def _versions(trained: list[Artifact]) -> dict[str, str]:
     return {name: " and ".join(versions) for name, versions in by_library.items()}
 
 
-def _cell(result: CellResult, row: ComparisonRow, trained: Artifact) -> Report:
+def _cell(result: Result, row: ComparisonRow, trained: Artifact, rules: Artifact) -> Report:
     facts, evaluated = trained.manifest()["facts"], result.evaluations[WT].metrics
     return {
         "row": row,
-        "rules": rule_counts(result.filtered.path / "rules"),
+        "rules": rule_counts(rules.path / "rules"),
         # Share of rules that share a surrogate with another in a module without positions.
-        "collision_rate": result.filtered.metrics.get("collision_rate"),
+        "collision_rate": rules.metrics.get("collision_rate"),
         "training": trained.metrics | {"seconds": float(facts["seconds"])},
         "trained_on": str(facts["platform"]),
         "further": {name: value for name, value in evaluated.items() if name not in row.metrics},

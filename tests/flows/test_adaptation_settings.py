@@ -43,10 +43,9 @@ def weights(artifact: Artifact) -> bytes:
 
 
 def test_a_row_of_the_table_is_all_that_a_new_setting_needs(run: Walk) -> None:
-    cells, shipped = run.results
-    assert list(cells[0].settings) == ["WT", "Task-trained", NEW_ROW.name]
-    shown = {row.setting: row for row in comparison_rows(cells, shipped, run.recipe.seed)}
-    assert list(shown) == list(cells[0].settings)
+    assert list(run.results[0].settings) == ["WT", "Task-trained", NEW_ROW.name]
+    shown = {row.setting: row for row in comparison_rows(run.results, run.recipe.seed)}
+    assert list(shown) == list(run.results[0].settings)
     assert shown[NEW_ROW.name].metric("top1") is not None
     assert shown[NEW_ROW.name].score(NEW_ROW.name) is not None
 
@@ -62,7 +61,7 @@ def test_settings_that_are_not_asked_for_are_made_only_to_start_from(run: Walk) 
 
 def test_a_setting_from_random_weights_has_the_task_rules_and_its_own_module(run: Walk) -> None:
     (task_rules,) = (call.artifact for call in run.calls if call.name == "task-rules")
-    made = run.results[0][0].settings
+    made = run.results[0].settings
     trained = made["Task-trained"]
     assert trained.manifest()["inputs"]["start"] == task_rules.digest
     table = Path("rules/rules.parquet")

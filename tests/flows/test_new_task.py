@@ -44,7 +44,7 @@ def run(tiny_run: Walk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wa
 
 @pytest.fixture(scope="module")
 def rows(run: Walk) -> dict[str, ComparisonRow]:
-    return {row.setting: row for row in comparison_rows(*run.results, run.recipe.seed)}
+    return {row.setting: row for row in comparison_rows(run.results, run.recipe.seed)}
 
 
 @pytest.mark.full

@@ -12,11 +12,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from flows import parts, pipeline_flows
-from support.sites import made
 from support.small_recipe import least_recipe
 from tasks.cluster.lease import ClusterLease
 from tasks.plan.planner import Planner
-from tasks.report.compare import ShippedResult, comparison_rows
 from tasks.report.comparison import cell_row
 from tasks.run import checks
 from tasks.run.pipeline import PipelineRun, site_of
@@ -52,10 +50,10 @@ def recipe_with(checkpoint: str, prompt: int = 512, segment: int = 512) -> Recip
 def test_it_is_measured_on_its_own_amounts_and_leads() -> None:
     asked = recipe_with("umim-docs-gpt2")
     run: Any = Recorder(asked)
-    _, shipped = parts.run_everything(run)
-    assert [(result.name, result.leads) for result in shipped] == [
+    assert [(result.name, result.leads) for result in parts.run_everything(run)] == [
         ("umim-docs-gpt2", True),
         ("umim-docs-gpt2-adapted", True),
+        ("", False),  # the cell
         ("umim-docs-llama", False),
     ]
     assert asked.headline is not None
@@ -86,20 +84,10 @@ def test_without_its_backbone_the_run_goes_on_and_says_so_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run: Any = Recorder(recipe_with("umim-no-such-checkpoint"))
-    _, shipped = parts.run_everything(run)
-    assert [result.name for result in shipped] == ["umim-docs-llama"]
+    assert [result.name for result in parts.run_everything(run)] == ["", "umim-docs-llama"]
     (line,) = caplog.messages
     assert line.startswith("the row of umim-no-such-checkpoint is left out: ")
     assert "\n" not in line
-
-
-def test_its_row_is_the_first_of_the_comparison(tmp_path: Path) -> None:
-    first, second = (made(tmp_path, "evaluate", top1=value) for value in (0.1, 0.2))
-    found = [
-        ShippedResult("umim-docs-llama", first, first),
-        ShippedResult("umim-docs-gpt2", second, second, leads=True),
-    ]
-    assert [row.metric("top1") for row in comparison_rows([], found, seed=0)] == [0.2, 0.1]
 
 
 class Backwards(Recorder):
@@ -129,7 +117,7 @@ def recipe() -> Recipe:
 
 def test_checkpoints_are_registered_in_the_order_of_cells(recipe: Recipe) -> None:
     run: Any = Backwards(recipe)
-    cells, _ = parts.run_everything(run)
+    cells = parts.run_everything(run)
     first, second = (cell.settings[WT] for cell in cells)
     assert int(first.key) > int(second.key)  # the second was made first
     assert run.registered == [("umim-docs-llama", made.path) for made in (first, second)]

@@ -18,7 +18,7 @@ from support.dying import die_at
 from support.tiny_mining import InProcess, NoCluster
 from support.tiny_models import random_model, tiny_config
 from tasks.cluster.lease import ClusterLease
-from tasks.report.compare import CellResult, ShippedResult
+from tasks.report.compare import Result
 from tasks.run.pipeline import side_by_side, site_of
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, StageCall
@@ -121,7 +121,7 @@ class Walk:
     lease: ClusterLease = field(default_factory=NoCluster)
     trained_on: ClusterLease | None = None
     calls: list[Call] = field(default_factory=list)
-    results: tuple[list[CellResult], list[ShippedResult]] = ([], [])
+    results: Sequence[Result] = ()
 
     def __post_init__(self) -> None:
         self.lease.config = self.recipe.cluster
@@ -148,8 +148,7 @@ class Walk:
 
     def report(self) -> Artifact:
         """Write the report's pages."""
-        cells, shipped = self.results
-        return self.stage(report_stage(recipe=self.recipe, cells=cells, shipped=shipped))
+        return self.stage(report_stage(recipe=self.recipe, results=list(self.results)))
 
     def executed(self) -> list[str]:
         """Return the stages that were built rather than found, in order."""

@@ -94,7 +94,7 @@ def test_a_broken_rule_is_one_line() -> None:
 
 @pytest.mark.full  # a whole run is in its fixture
 def test_what_belongs_to_a_checkpoint_is_found_as_its_recipe_says(tiny_run: Walk) -> None:
-    recipe, ((made,), _) = tiny_run.recipe, tiny_run.results
+    recipe, (made,) = tiny_run.recipe, tiny_run.results
     assert isinstance(recipe, Recipe)
     checkpoint = made.settings["WT"].path / "checkpoint"
     cell, sources = found(checkpoint, recipe)

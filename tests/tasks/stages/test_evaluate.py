@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from support.sites import here, made
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
-from tasks.report.compare import CellResult, comparison_rows
+from tasks.report.compare import Result, comparison_rows
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, Metrics
 from tasks.stages.evaluate import benchmark_stage, evaluate_stage, rows_of, throughput_rows
@@ -122,7 +122,7 @@ def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "checkpoint").symlink_to(tiny_checkpoint)
     trained = Artifact("distill", "", tmp_path / "trained", "", executed=True)
-    result = CellResult(
+    result = Result(
         Cell(backbone="tiny"),
         tokens,
         trained,
@@ -130,7 +130,7 @@ def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
         evaluations={"WT": made(tmp_path, "evaluate")},
         benchmark=timed,
     )
-    (row,) = comparison_rows([result], [], seed=0)
+    (row,) = comparison_rows([result], seed=0)
     rows = throughput_rows(timed)
     expected = {
         f"{found.phase}_speedup": found.speedup

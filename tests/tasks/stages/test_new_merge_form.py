@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from support.sites import here, made
 from support.tiny_models import save_with_tokenizer
 from support.token_artifacts import tokenized
-from tasks.report.compare import CellResult, comparison_rows
+from tasks.report.compare import Result, comparison_rows
 from tasks.stages.evaluate import evaluate_stage
 from tasks.stages.named import NamedBackbone, NamedCheckpoint
 from tasks.stages.train import ModuleTraining, distill_stage
@@ -83,9 +83,9 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
         segment_length=LENGTH,
     ).build(here(tmp_path))
     assert type(Checkpoint.load(distilled.path / "checkpoint").module).__name__ == "NormedMean"
-    result = CellResult(cell, tokens, filtered)
+    result = Result(cell, tokens, filtered)
     result.settings["WT"], result.evaluations["WT"] = distilled, evaluated
-    [row] = comparison_rows([result], [], seed=17)
+    [row] = comparison_rows([result], seed=17)
     assert row.kind == "normed-mean"
     assert "normed-mean" in row.label
     assert row.metrics["rules"] == 2.0

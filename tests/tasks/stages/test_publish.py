@@ -19,7 +19,7 @@ pytestmark = pytest.mark.full  # a whole run is in its fixture
 def test_examples_are_of_the_checkpoint_that_agrees_most_with_its_base_model(
     tiny_run: Walk, tmp_path: Path, measured: str
 ) -> None:
-    (trained,), _ = tiny_run.results
+    (trained,) = tiny_run.results
     cells = [
         replace(
             trained,
@@ -33,7 +33,7 @@ def test_examples_are_of_the_checkpoint_that_agrees_most_with_its_base_model(
         )
         for tau, value in ((3, 0.2), (4, 0.7), (5, 0.6))
     ]
-    call = report_stage(recipe=tiny_run.recipe, cells=cells, shipped=[])
+    call = report_stage(recipe=tiny_run.recipe, results=cells)
     page = call.build(here(tmp_path)).path / "report.json"
     data = ReportData.model_validate_json(page.read_text("utf-8"))
     label = "backbone, τ 4 on held-out text (highest Top-1 of 3 checkpoints)"

@@ -141,8 +141,8 @@ def calls(
     for recipe in recipes:
         run: Any = Calls(recipe, made)
         if isinstance(recipe, Recipe):
-            results, shipped = parts.run_everything(run)
-            run.stage(report_stage(recipe=recipe, cells=results, shipped=shipped))
+            results = parts.run_everything(run)
+            run.stage(report_stage(recipe=recipe, results=results))
             run.stage(ablation_stage(recipe=recipe, results=results))
         elif isinstance(recipe, TableRecipe):
             parts.measure_table(run)
