@@ -30,11 +30,15 @@ def run(options: argparse.Namespace, report: Report) -> None:
     def rows(files: str) -> Iterator[Request]:
         return read_requests((str(data / files),), "jsonl", Left())
 
+    def functions() -> Iterable[str]:
+        return map(str, expand((str(data / "bfcl" / "*.jsonl*"),)))
+
     kinds: dict[str, tuple[str, Iterable[Request]]] = {
         "tool schemas": (
             "functions of the Berkeley leaderboard of function calls, each name once",
-            schemas(map(str, expand((str(data / "bfcl" / "*.jsonl*"),)))),
+            schemas(functions()),
         ),
+        "schemas without white space": ("the same functions", schemas(functions(), (",", ":"))),
         "one server's schemas": ("functions of github-mcp-server", rows("tools/github-mcp.jsonl*")),
         "tool results": ("orders of tau2-bench, as JSON", rows("tools/orders.jsonl*")),
         "code": (
@@ -61,7 +65,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
         }
 
 
-def schemas(files: Iterable[str | Path]) -> list[Request]:
+def schemas(
+    files: Iterable[str | Path], separators: tuple[str, str] | None = None
+) -> list[Request]:
     """Return the functions that questions offer, each name once, as requests of one schema."""
     functions = {
         function["name"]: function
@@ -69,10 +75,11 @@ def schemas(files: Iterable[str | Path]) -> list[Request]:
         for _, row in read_objects(file)
         for function in row["function"]
     }
-    return [
-        Request(name, name, (Piece("tools", "json", json.dumps({"function": function})),))
+    written = {
+        name: json.dumps({"function": function}, separators=separators)
         for name, function in functions.items()
-    ]
+    }
+    return [Request(name, name, (Piece("tools", "json", text),)) for name, text in written.items()]
 
 
 BENCHMARK: Final = Benchmark(
