@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,8 +45,9 @@ from umim_core.inference.prompts import (
     positions_taken,
     read_prompts,
 )
-from umim_core.inference.unit_cache import UnitCache, UnitInputs
+from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.span_cache import SpanCache
 from umim_core.rules.matcher import Advance, Matcher
 from umim_core.rules.pruning import rules_under
 from umim_core.text.token_ids import Ints
@@ -59,7 +61,8 @@ class Engine:
 
     def __init__(self, merged_model: MergedModel) -> None:
         self.merged_model, self.backbone = merged_model, merged_model.backbone
-        self._inputs = UnitInputs(merged_model)
+        by_ids = merged_model.module is not None and not merged_model.merge_depth
+        self._spans = SpanCache(merged_model) if by_ids else None
         self._latest: tuple[float, Matcher] | None = None
 
     def matcher(self, options: GenerateOptions) -> Matcher | None:
@@ -112,8 +115,7 @@ class Engine:
     def prefix(self, prompt: TokenPrompt, options: GenerateOptions) -> Prefix:
         """Read a text like a prompt of ``steps``, into a cache that many requests continue."""
         read = read_prompts([prompt], None, options.reading(self.merged_model))
-        cache = self._cache_for(read, options, 1, None, several=False)
-        self._prefill(read, cache, [0])
+        cache, _ = self.begin(read, options, 1, None, several=False)
         ids, spans = (tuple(read.ids[0].tolist()),), merged_spans(read.cuts[0])
         return Prefix(ids, cache, self.merged_model, True, spans=spans)
 
@@ -125,45 +127,32 @@ class Engine:
         past: GenerationState | None,
         several: bool,
     ) -> tuple[UnitCache, Tensor]:
-        cache = self._cache_for(prompts, options, new, past, several)
-        before = [0] * len(prompts.ids) if past is None else [len(ids) for ids in past.fed_ids]
-        logits = self._prefill(prompts, cache, before)
-        return cache.repeated(options.samples), logits.repeat_interleave(options.samples, 0)
-
-    def _cache_for(
-        self,
-        prompts: Prompts,
-        options: GenerateOptions,
-        new: int,
-        past: GenerationState | None,
-        several: bool,
-    ) -> UnitCache:
-        """Return a cache with room for so many new tokens: new, or a copy of ``past``'s."""
-        units = prompts.packed.unit_counts.cpu()
-        raw = prompts.packed.raw_counts.cpu()
-        if past is not None and past.cache is not None:
-            units = units + past.cache.lengths
-            raw = raw + torch.tensor([len(ids) for ids in past.fed_ids])
+        held = [0] * len(prompts.ids) if past is None else [len(ids) for ids in past.fed_ids]
+        units, raw = prompts.packed.unit_counts.cpu(), prompts.packed.raw_counts.cpu()
+        earlier = None if past is None else past.cache
+        if earlier is not None:
+            units = units + earlier.lengths
         limit = positions_taken(int(units.max()), new)
-        most_raw = positions_taken(int(raw.max()), new)
+        most_raw = positions_taken(int((raw + torch.tensor(held)).max()), new)
         preserved = self.merged_model.unit_positions == "preserved"
         highest = most_raw if preserved else limit
         check_room(self.backbone, highest, new)
         evicts = options.span_eviction is not None
         if several or preserved or evicts:  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))
-        if past is None or past.cache is None:
-            return UnitCache.empty(self.merged_model, len(units), limit, most_raw)
-        cache = past.cache
-        if past.shared:
-            several_rows = len(cache.lengths) > 1
-            rows = range(len(units))
-            cache = UnitCache.of_rows([(cache, row if several_rows else 0) for row in rows])
-        # Short prompts are padded to the widest, wherever their rows begin.
-        padded = int(cache.lengths.max()) + prompts.packed.token_ids.shape[1]
-        wide = max(len(ids) for ids in past.raw_ids) + max(map(len, prompts.ids))
-        cache.allow(max(limit, padded), max(most_raw, wide))
-        return cache
+        if past is None or earlier is None:
+            cache = UnitCache.empty(self.merged_model, len(units), limit, most_raw)
+        else:
+            cache = earlier
+            if past.shared:
+                one = len(earlier.lengths) == 1
+                cache = UnitCache.of_rows([(earlier, 0 if one else b) for b in range(len(units))])
+            # Short prompts are padded to the widest, wherever their rows begin.
+            padded = int(cache.lengths.max()) + prompts.packed.token_ids.shape[1]
+            wide = max(len(ids) for ids in past.raw_ids) + max(map(len, prompts.ids))
+            cache.allow(max(limit, padded), max(most_raw, wide))
+        logits = self._prefill(prompts, cache, held)
+        return cache.repeated(options.samples), logits.repeat_interleave(options.samples, 0)
 
     def _prefill(self, prompts: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
         """Fill the cache with the prompts' units; return the logits after each row's last [B, V].
@@ -171,7 +160,7 @@ class Engine:
         ``past`` are the raw tokens that each row holds already.
         """
         packed, cache = prompts.packed, unit_cache.units
-        states = self._inputs.of_prompts(prompts, unit_cache, past)
+        states = self._prompt_states(prompts, unit_cache, past)
         cache.begin(packed.token_ids.shape[1])
         if self.merged_model.unit_positions == "preserved":
             before = torch.tensor(past, device=self.backbone.device)[:, None]
@@ -198,12 +187,60 @@ class Engine:
         cache, trunk = columns.units, self.merged_model.trunk
         if step.rollback.any():
             cache.rollback(torch.from_numpy(step.rollback))
-        states = self._inputs.of_step(step, tokens, columns, positions)
+        states = self._step_states(step, tokens, columns, positions)
         cache.begin(1)
         with trunk.adapting(torch.from_numpy(step.lengths > 1)):
             hidden = trunk.upper.on_cache(states, cache, positions)
         cache.commit(torch.from_numpy(step.lengths > 0))
         return self.backbone.head(hidden)[:, 0]
+
+    def _prompt_states(self, prompts: Prompts, cache: UnitCache, past: Sequence[int]) -> Tensor:
+        """Return the states of the prompts' units before the merge depth [B, S, d]."""
+        lower, packed = self.merged_model.trunk.lower, prompts.packed
+        if lower is None or cache.raw is None:
+            with torch.autocast(self.backbone.device.type, enabled=False):  # as those kept
+                return self.merged_model.embed(packed)
+        device, counts = self.backbone.device, packed.raw_counts
+        width = int(counts.max())
+        ids = torch.zeros(len(prompts.ids), width, dtype=torch.int64)
+        for b, row in enumerate(prompts.ids):
+            ids[b, : len(row)] = torch.from_numpy(row)
+        ids = ids.to(device)
+        before = torch.tensor(past, device=device)[:, None]
+        columns = torch.arange(width, device=device)
+        positions = before + torch.minimum(columns.expand_as(ids), counts[:, None] - 1)
+        cache.raw.begin(width)
+        states = lower.on_cache(self.backbone.embed(ids), cache.raw, positions)
+        cache.raw.commit(counts.cpu())
+        cache.remember(states, counts)
+        return self.merged_model.states_of(ids, states, packed.ends, packed.lengths)
+
+    def _step_states(
+        self, step: Advance, tokens: Ints, cache: UnitCache, positions: Tensor | None
+    ) -> Tensor:
+        """Return the state of each row's newest unit before the merge depth [B, 1, d]."""
+        lower, device = self.merged_model.trunk.lower, self.backbone.device
+        merged = np.flatnonzero(step.lengths > 1)
+        rows = torch.from_numpy(merged).to(device)
+        if lower is None or cache.raw is None:  # an ended row is fed id 0
+            embeddings = self.backbone.embed(torch.from_numpy(step.spans[:, :1]).to(device))
+            if merged.size and self._spans is not None:
+                pairs = zip(step.spans[merged].tolist(), step.lengths[merged].tolist(), strict=True)
+                embeddings[rows, 0] = self._spans.find([tuple(ids[:n]) for ids, n in pairs])
+            return embeddings
+        running, raw = torch.from_numpy(step.lengths > 0), cache.raw
+        assert cache.recent is not None  # noqa: S101  prefilled
+        fed = torch.from_numpy(np.where(step.lengths > 0, tokens, 0)).to(device)
+        raw.begin(1)
+        states = lower.on_cache(self.backbone.embed(fed[:, None]), raw, positions)
+        raw.commit(running)
+        window = torch.cat([cache.recent, states], dim=1)  # [B, reach + 1, d], the newest last
+        cache.remember(states, running.to(device, torch.int64))
+        if merged.size:
+            states[rows, 0] = self.merged_model.merge_states(
+                window[rows], torch.from_numpy(step.spans[merged]).to(device), step.lengths[merged]
+            )
+        return states
 
     def gathered(self, places: Sequence[tuple[UnitCache, int]]) -> UnitCache:
         return UnitCache.of_rows(places)
