@@ -62,20 +62,13 @@ def prompt_items(
             )
         mask = entries.get("attention_mask") if mask is None else mask
         entries = entries["input_ids"]
-    if isinstance(entries, str):
-        items: list[Item] = [entries]
-    elif isinstance(entries, Tensor | np.ndarray):
-        items = list(_rows(entries))
-    elif not is_list(entries):
+    if isinstance(entries, str) or _is_chat(entries) or _is_row(entries):
+        entries = [entries]
+    elif not is_list(entries) and not isinstance(entries, Tensor | np.ndarray):
         raise _unfit(type(entries).__name__)
-    elif entries and _is_number(entries[0]):
-        items = list(_rows(entries))
-    elif entries and isinstance(entries[0], Mapping):
-        if any("input_ids" in message for message in entries):
-            raise _unfit("a list of mappings with input_ids")
-        items = [cast("Chat", list(entries))]
-    else:
-        items = [_item(entry) for entry in entries]
+    elif isinstance(entries, Tensor | np.ndarray) and entries.ndim != 2:
+        raise _unfit(f"ids of shape {tuple(entries.shape)}")
+    items = [_item(entry) for entry in entries]
     return items if mask is None else _masked(items, mask)
 
 
@@ -85,43 +78,38 @@ def is_list(value: object) -> bool:
     )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | np.integer)
+def _is_chat(value: Any) -> bool:
+    return is_list(value) and len(value) > 0 and isinstance(value[0], Mapping)
+
+
+def _is_row(value: Any) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim == 1
+    return is_list(value) and len(value) > 0 and isinstance(value[0], int | np.integer)
 
 
 def _item(entry: Any) -> Item:
     if isinstance(entry, str):
         return entry
-    if isinstance(entry, Sequence) and entry and isinstance(entry[0], Mapping):
-        return cast("Chat", entry)
+    if _is_chat(entry):
+        if any("input_ids" in message for message in entry):
+            raise _unfit("a list of mappings with input_ids")
+        return cast("Chat", list(entry))
     if not isinstance(entry, Tensor | np.ndarray) and not is_list(entry):
         raise _unfit(f"a prompt of type {type(entry).__name__}")
-    rows = _rows(entry)
-    if len(rows) != 1:
-        raise _unfit("a list of 2-D ids")
-    return rows[0]
-
-
-def _rows(ids: Any) -> list[NDArray[np.integer]]:
-    array = _array(ids.detach().cpu() if isinstance(ids, Tensor) else ids)
-    if array.ndim not in (1, 2):
-        raise _unfit(f"ids of shape {array.shape}")
-    return [array] if array.ndim == 1 else list(array)
-
-
-def _array(values: Any) -> NDArray[Any]:
     try:
-        array = np.asarray(values)
+        ids = np.asarray(entry.detach().cpu() if isinstance(entry, Tensor) else entry)
     except (TypeError, ValueError) as error:  # lists of different lengths, tensors of no ids
         raise _unfit(str(error)) from error
-    return array if array.size else array.astype(np.int64)
+    if ids.ndim == 2 and len(ids) == 1:
+        ids = ids[0]
+    if ids.ndim != 1:
+        raise _unfit(f"ids of shape {ids.shape}")
+    return ids if ids.size else ids.astype(np.int64)
 
 
 def _masked(items: list[Item], mask: Mask) -> list[Item]:
-    if not isinstance(mask, Tensor | np.ndarray | Sequence):
-        raise _unfit(f"a mask of type {type(mask).__name__}")
-    nested = isinstance(mask, Sequence) and len(mask) > 0 and not _is_number(mask[0])
-    rows = [_array(row) for row in cast("Sequence[Any]", mask)] if nested else _rows(mask)
+    rows = [row for row in prompt_items(mask) if isinstance(row, np.ndarray)]
     fits = len(rows) == len(items) and all(
         isinstance(item, np.ndarray) and item.shape == row.shape
         for item, row in zip(items, rows, strict=True)
