@@ -24,7 +24,7 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.serving.openai_api import ChatPrompt
-from umim_core.serving.tool_calls import CallForm, Calls
+from umim_core.serving.tool_calls import CallForm, Calls, Reply
 from umim_core.text import template_process
 
 ADD: dict[str, Any] = {
@@ -229,10 +229,11 @@ QWEN: dict[str, Any] = {
 def read(pieces: list[str], form: CallForm = FORM) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     calls = Calls.of(ChatPrompt.model_validate({"messages": [USER], "tools": TOOLS}), form)
     assert calls is not None
-    reader, content, found = calls.reader(), "", list[dict[str, Any]]()
+    reply, content, found = Reply(calls), "", list[dict[str, Any]]()
     for number, text in enumerate(pieces):
-        more, new = reader.push(text, number == len(pieces) - 1)
+        more, new = reply.add(text, None, number == len(pieces) - 1)
         content, found = content + more, found + new
+    assert (reply.text, reply.calls) == (content, found)
     return content, calls_of({"tool_calls": found})
 
 

@@ -124,7 +124,7 @@ class TokenChooser:
         if config.bad_words_ids is not None:
             words = made("bad_words_ids", lambda ids: NoBadWordsLogitsProcessor(ids, ends))
             on_ids.append(words)
-        until = {"eos_token_id": ends, "device": str(device)}
+        until: dict[str, Any] = {"eos_token_id": ends, "device": str(device)}
         if config.min_length and ends:  # it counts the prompt
             on_ids.append(made("min_length", partial(MinLengthLogitsProcessor, **until)))
         by_row = [list(on_ids) for _ in prompt_lengths]

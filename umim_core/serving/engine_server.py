@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from umim_core.serving import guard
 from umim_core.serving import openai_api as api
 from umim_core.serving.local_engine import Event, Started
 from umim_core.serving.prompt_reader import Lanes
-from umim_core.serving.tool_calls import CallForm, Calls
+from umim_core.serving.tool_calls import CallForm, Calls, Reply
 
 
 class AnswerEngine(Protocol):
@@ -91,7 +92,7 @@ class EngineServer(guard.ApiServer):
             rule, remedy = f"at most {most} tokens may be asked for", "or raise --max-new-tokens."
             raise api.bad_field("max_tokens", rule, body.new_tokens, f"Ask for fewer, {remedy}")
         calls = Calls.of(body, self.engine.call_form) if isinstance(body, api.ChatBody) else None
-        answer = api.Answer(path == api.CHAT, self.engine.name, calls)
+        answer = api.Answer(path == api.CHAT, self.engine.name, partial(Reply, calls))
         events = self.engine.events(body, calls, guard.merging_wanted(request), most)
         documents = self._documents(body, events, answer)
 

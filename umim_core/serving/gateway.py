@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import httpx
@@ -31,7 +32,7 @@ from umim_core.serving import guard
 from umim_core.serving import openai_api as api
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.serving.prompt_reader import PromptReader
-from umim_core.serving.tool_calls import CallForm, Calls
+from umim_core.serving.tool_calls import CallForm, Calls, Reply
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -168,7 +169,7 @@ class Gateway(guard.ApiServer):
                 return {**part, "usage": {**count, "umim": counts}} if count else part
 
             return path, {**document, "prompt": ids}, counted
-        answer = api.Answer(True, model, calls)
+        answer = api.Answer(True, model, partial(Reply, calls))
 
         def translated(part: dict[str, Any]) -> dict[str, Any]:
             completion = _completion(part)

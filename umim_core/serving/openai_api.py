@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -30,7 +30,7 @@ from umim_core.errors import ContextLengthError, NumericalError, UmimError
 from umim_core.text.roles import Role
 
 if TYPE_CHECKING:
-    from umim_core.serving.tool_calls import CallReader, Calls
+    from umim_core.serving.tool_calls import Reply
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -429,33 +429,15 @@ def usage(raw: int, merged: int, generated: int, cached: int) -> dict[str, Any]:
     }
 
 
-@dataclass
-class _Said:
-    """All that came of one choice."""
-
-    reader: CallReader | None
-    text: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    finish: str | None = None
-
-    def add(self, piece: str, finish: str | None, is_end: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Return what a piece adds to text and calls."""
-        text, calls = self.reader.push(piece, is_end) if self.reader else (piece, [])
-        self.text += text
-        self.calls += calls
-        self.finish = "tool_calls" if self.calls and finish == "stop" else finish
-        return text, calls
-
-
 class Answer:
     """The documents of one answer, a chat's or a completion's: chunks, or all of them as one.
 
-    With what a request says of calls of tools, these are told from content.
+    ``new_reply`` reads what is written of each choice.
     """
 
-    def __init__(self, chat: bool, model: str, calls: Calls | None = None) -> None:
-        self._chat, self._calls = chat, calls
-        self._said: dict[int, _Said] = {}
+    def __init__(self, chat: bool, model: str, new_reply: Callable[[], Reply]) -> None:
+        self._chat = chat
+        self._replies: defaultdict[int, Reply] = defaultdict(new_reply)
         self._head = {
             "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
             "created": int(time.time()),
@@ -469,11 +451,9 @@ class Answer:
         """
         shown = []
         for index, piece, finish in pieces:
-            if first := index not in self._said:
-                self._said[index] = _Said(self._calls.reader() if self._calls else None)
-            said = self._said[index]
-            told = len(said.calls)
-            text, calls = said.add(piece, finish, finish is not None)
+            first, reply = index not in self._replies, self._replies[index]
+            told = len(reply.calls)
+            text, calls = reply.add(piece, finish, finish is not None)
             delta: dict[str, Any] = {"content": text} if text or first else {}
             if first:
                 delta["role"] = "assistant"
@@ -481,28 +461,28 @@ class Answer:
                 delta["tool_calls"] = [
                     {"index": number, **call} for number, call in enumerate(calls, told)
                 ]
-            shown.append(_choice(index, said, {"delta": delta} if self._chat else {"text": text}))
+            shown.append((index, {"delta": delta} if self._chat else {"text": text}))
         return self._document("chat.completion.chunk", shown)
 
     def whole(self) -> dict[str, Any]:
         """Return the document of all that came."""
         shown = []
-        for index, said in sorted(self._said.items()):
-            if said.finish is None:
-                said.add("", None, True)
-            fields: dict[str, Any] = {"text": said.text}
+        for index, reply in sorted(self._replies.items()):
+            if reply.finish is None:
+                reply.add("", None, True)
+            fields: dict[str, Any] = {"text": reply.text}
             if self._chat:
-                text = None if said.calls and not said.text else said.text
+                text = None if reply.calls and not reply.text else reply.text
                 fields = {"message": {"role": "assistant", "content": text, "refusal": None}}
-                if said.calls:
-                    fields["message"]["tool_calls"] = said.calls
-            shown.append(_choice(index, said, fields))
+                if reply.calls:
+                    fields["message"]["tool_calls"] = reply.calls
+            shown.append((index, fields))
         return self._document("chat.completion", shown)
 
-    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _document(self, kind: str, shown: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+        choices = [
+            {"index": n, **fields, "logprobs": None, "finish_reason": self._replies[n].finish}
+            for n, fields in shown
+        ]
         kind = kind if self._chat else "text_completion"
         return {**self._head, "object": kind, "choices": choices}
-
-
-def _choice(index: int, said: _Said, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"index": index, **fields, "logprobs": None, "finish_reason": said.finish}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -105,36 +105,52 @@ class Calls:
             begun += json.dumps(named, ensure_ascii=False)[1:] + ', "arguments":'
         return cls(form, tools, begun, not asked.parallel_tool_calls)
 
-    def reader(self) -> CallReader:
-        return CallReader(self)
 
+class Reply:
+    """One reply as it comes; what is no call of ``asked``, or with None all of it, is its text.
 
-class CallReader:
-    """Tells calls from content in one reply as it comes."""
+    Attributes:
+        text: Its text so far.
+        calls: Its calls that are whole, in OpenAI's form.
+        finish: Why it ended; None if it goes on.
+    """
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls, self._held, self._known = calls, calls.begun, list[dict[str, Any]]()
+    def __init__(self, asked: Calls | None) -> None:
+        self.text, self.calls = "", list[dict[str, Any]]()
+        self.finish: str | None = None
+        self._asked, self._held = asked, asked.begun if asked else ""
         self._bare: bool | None = None  # whether the reply may be JSON alone; None: not known yet
         self._searched = 0  # characters of the text held that have no closing mark
-        self._names = {tool["function"]["name"] for tool in calls.tools}
 
-    def push(self, text: str, end: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Add text; return what is certain to be content, and calls that are whole now."""
-        self._held += text
-        if self._calls.form.template is not None:
-            return self._parsed(self._calls.form.template) if end else ("", [])
+    def add(self, piece: str, finish: str | None, end: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Add a piece; return the text and the calls that are certain now."""
+        told = len(self.calls)
+        text = piece if self._asked is None else self._read(piece, end, self._asked)
+        self.text += text
+        self.finish = "tool_calls" if self.calls and finish == "stop" else finish
+        return text, self.calls[told:]
+
+    def _read(self, piece: str, end: bool, asked: Calls) -> str:
+        """Return what is certain to be text, and keep calls that are whole now."""
+        self._held += piece
+        if asked.form.template is not None:
+            return self._parsed(asked, asked.form.template) if end else ""
         start = self._held.lstrip()
         may_be = _FENCE.startswith(start) or _LIST.fullmatch(start)
         if self._bare is None and (end or not may_be):
             self._bare = _BARE.match(start) is not None
         if self._bare is not False and len(self._held) <= _MOST:
             if not end:
-                return "", []
-            if calls := self._bare_calls(start):
+                return ""
+            values = _json(json_values, start) or []
+            alone = [
+                one if isinstance(one, dict) and "arguments" in one else None for one in values
+            ]
+            if self._tell(alone, asked):
                 self._held = ""
-                return "", self._new(calls)
+                return ""
         self._bare = False
-        content, calls = "", list[dict[str, Any]]()
+        content = ""
         while self._held:
             at = self._held.find(_OPEN)
             if at < 0:
@@ -149,76 +165,62 @@ class CallReader:
                 self._searched = len(self._held)
                 break
             last = len(self._held) if close < 0 else close
-            call = self._call(self._held[at + len(_OPEN) : last])
+            is_call = self._tell([_json(json.loads, self._held[at + len(_OPEN) : last])], asked)
             size = min(last + len(_CLOSE), len(self._held))
-            content += self._held[:at].rstrip() if call else self._held[:size]
-            calls += self._new([call] if call else [])
+            content += self._held[:at].rstrip() if is_call else self._held[:size]
             self._held, self._searched = self._held[size:], 0
-        if end and self._known and not content.strip():
-            content = ""
-        return content, calls
+        return "" if end and self.calls and not content.strip() else content
 
-    def _parsed(self, template: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-        """Return content and calls of a whole reply, read by a response template."""
+    def _parsed(self, asked: Calls, template: dict[str, Any]) -> str:
+        """Return the text of a whole reply, read by a response template, and keep its calls."""
         text, self._held = self._held, ""
         plain = text
-        for mark in self._calls.form.shown:
+        for mark in asked.form.shown:
             plain = plain.replace(mark, "")
         try:
-            message = parse_reply(text, template, self._calls.tools)
+            message = parse_reply(text, template, asked.tools)
         except GenerationError:
-            return plain, []
+            return plain
         found = message.get("tool_calls")
-        calls = [
-            self._checked(call.get("function") if isinstance(call, dict) else None)
-            for call in (found if isinstance(found, list) else [])
-        ]
-        if not calls or None in calls:
-            return plain, []
+        calls = found if isinstance(found, list) else []
+        if not self._tell(
+            [one.get("function") if isinstance(one, dict) else None for one in calls], asked
+        ):
+            return plain
         content = message.get("content")
-        known = self._new([call for call in calls if call])
-        return content if isinstance(content, str) else "", known
+        return content if isinstance(content, str) else ""
 
-    def _new(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Count calls and return those that are to be told."""
-        told = [
+    def _tell(self, values: Sequence[object], asked: Calls) -> bool:
+        """Keep values as calls if there are any and all are of tools that are offered."""
+        calls = [_call(value, asked) for value in values]
+        if not calls or None in calls:
+            return False
+        self.calls += [
             {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
-            for function in (calls[: not self._known] if self._calls.single else calls)
+            for function in (calls[: not self.calls] if asked.single else calls)
         ]
-        self._known += told
-        return told
+        return True
 
-    def _bare_calls(self, text: str) -> list[dict[str, Any]]:
-        """Return the calls of a whole reply of nothing else; none where it has anything else."""
-        try:
-            values = json_values(text)
-        except (ValueError, RecursionError):
-            return []
-        calls = [
-            self._checked(value)
-            for value in values
-            if isinstance(value, dict) and "arguments" in value
-        ]
-        known = [call for call in calls if call is not None]
-        return known if len(known) == len(values) else []
 
-    def _call(self, text: str) -> dict[str, Any] | None:
-        try:
-            return self._checked(json.loads(text))
-        except (ValueError, RecursionError):
-            return None
+def _call(value: object, asked: Calls) -> dict[str, Any] | None:
+    """Return a call as OpenAI's interface has it, or None if it is none of a tool offered."""
+    if not isinstance(value, dict):
+        return None
+    name, arguments = value.get("name"), value.get("arguments", {})
+    names = [tool["function"]["name"] for tool in asked.tools]
+    if name not in names or not isinstance(arguments, dict):
+        return None
+    try:
+        return {"name": name, "arguments": json.dumps(arguments, allow_nan=False)}
+    except ValueError:
+        return None
 
-    def _checked(self, call: object) -> dict[str, Any] | None:
-        """Return a call in OpenAI's form, or None if it is none of a tool that is offered."""
-        if not isinstance(call, dict):
-            return None
-        name, arguments = call.get("name"), call.get("arguments", {})
-        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
-            return None
-        try:
-            return {"name": name, "arguments": json.dumps(arguments, allow_nan=False)}
-        except ValueError:
-            return None
+
+def _json(read: Callable[[str], Any], text: str) -> Any:
+    try:
+        return read(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def json_values(text: str) -> list[Any]:
