@@ -51,7 +51,6 @@ from umim_core.errors import ConfigError
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.inference.options import GenerateOptions
 from umim_core.model.inputs import encode_prompts
-from umim_core.rules.matcher import PromptIds
 from umim_core.store.artifacts import sha256_bytes
 from umim_core.text.token_ids import encode
 
@@ -161,7 +160,7 @@ def chat_of(said: str, backbone: Backbone) -> Text:
     behind the last blank line.
     """
     prompt = encode_prompts([[{"role": "user", "content": said}]], backbone, None)[0]
-    assert isinstance(prompt, PromptIds)
+    assert prompt.parts
     (first, end) = prompt.parts[0]
     protected = np.ones(len(prompt.ids), dtype=bool)
     protected[first : max(first, end - RAW_TAIL)] = False

@@ -140,7 +140,7 @@ def answer(
 def _truncated(umim: UMIM, asked: Any, saving: float) -> np.ndarray:
     """Return the ids of a prompt without its first tokens that may go."""
     if isinstance(asked, str):
-        ids = np.asarray(encode_prompts([asked], umim.backbone, None)[0])
+        ids = encode_prompts([asked], umim.backbone, None)[0].ids
         protected = np.zeros(len(ids), dtype=bool)
         protected[-RAW_TAIL:] = True
         prompt = Text(ids, protected, ids[-RAW_TAIL:])

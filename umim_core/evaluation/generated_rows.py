@@ -162,8 +162,7 @@ def write_rows(
             lambda ids, generated: scorer.budget(ids, generated, mergeable[ids.tobytes()]),
         )
     else:
-        pairs = zip(fitting, parts, strict=True)
-        inputs = [ids if part is None else PromptIds(ids, part) for ids, part in pairs]
+        inputs = list(map(PromptIds, fitting, parts))
         rows = engine.generate(inputs, options).rows
     counted = []
     for row, (ids, part, before) in zip(rows, shortened, strict=True):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
@@ -24,12 +26,16 @@ class Prompts:
 
     ids: list[Ints]
     cuts: list[Segmentation]
-    packed: PackedUnits
+    device: torch.device
+
+    @cached_property
+    def packed(self) -> PackedUnits:
+        return pack_rows(self.ids, self.cuts, self.device)
 
     def behind(self, tokens: int, units: int) -> Prompts:
         starts, lengths = self.cuts[0]
-        ids, cut = self.ids[0][tokens:], (starts[units:] - tokens, lengths[units:])
-        return Prompts([ids], [cut], pack_rows([ids], [cut], device=self.packed.starts.device))
+        cut = starts[units:] - tokens, lengths[units:]
+        return Prompts([self.ids[0][tokens:]], [cut], self.device)
 
 
 def read_prompts(
@@ -60,7 +66,7 @@ def read_prompts(
     if unfed is not None:
         new = [np.concatenate([[last], ids]) for last, ids in zip(unfed, new, strict=True)]
         cuts = [(np.append(0, starts + 1), np.append(1, lengths)) for starts, lengths in cuts]
-    return Prompts(new, cuts, pack_rows(new, cuts, device=merged_model.backbone.device))
+    return Prompts(new, cuts, merged_model.backbone.device)
 
 
 def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Prompts:
@@ -88,7 +94,7 @@ def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Pr
         else:
             rows.append(ids)
             cuts.append((starts, lengths))
-    return Prompts(rows, cuts, pack_rows(rows, cuts, device=backbone.device))
+    return Prompts(rows, cuts, backbone.device)
 
 
 def positions_taken(held: int, new_tokens: int) -> int:

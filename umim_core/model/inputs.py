@@ -135,8 +135,8 @@ def encode_prompts(
     add_special_tokens: bool | None = None,
     tools: Tools | None = None,
     roles: Sequence[Role] = USER,
-) -> list[NDArray[np.integer] | PromptIds]:
-    """Return the raw ids of prompts; of chats, with the parts that may merge (``chat_parts``).
+) -> list[PromptIds]:
+    """Return the raw ids of prompts; of chats with the parts that may merge (``chat_parts``).
 
     What continues ``past``, a row of it each, is only what is added; but a chat is the whole
     conversation, of which the past is left out here. Texts get special tokens, a BOS say, as asked
@@ -152,13 +152,13 @@ def encode_prompts(
     )
     if add_special_tokens is None and past is not None:
         add_special_tokens = False
-    rows: list[NDArray[np.integer] | PromptIds] = []
+    rows = list[PromptIds]()
     for b, item in enumerate(items):
         if isinstance(item, np.ndarray):
-            rows.append(item)
+            rows.append(PromptIds(item))
         elif isinstance(item, str):
             ids = encode(backbone.require_tokenizer(), item, add_special_tokens)
-            rows.append(np.array(ids, dtype=np.int64))
+            rows.append(PromptIds(np.array(ids, dtype=np.int64)))
         else:
             tokenizer = backbone.require_tokenizer()
             before = None if past is None else past.raw_ids[b]
@@ -210,7 +210,7 @@ def encode_prefix(
     add_special_tokens: bool | None = None,
     tools: Tools | None = None,
     roles: Sequence[Role] = USER,
-) -> NDArray[np.integer] | PromptIds:
+) -> PromptIds:
     """Return the raw ids of a text, or of a chat up to the end of its last message's content."""
     items = prompt_items(text)
     if len(items) != 1:

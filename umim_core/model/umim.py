@@ -41,7 +41,7 @@ from umim_core.model.inputs import (
 )
 from umim_core.model.loading import LoadOptions, check_load_options, find_both
 from umim_core.rules.leaks import LeakPolicy, check_export
-from umim_core.rules.matcher import Matcher, PromptIds
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.scratch import scratch_folder
 from umim_core.text.roles import Role
@@ -295,7 +295,7 @@ class UMIM:
         past = past and past.for_turn(len(items), self.merged_model)
         encoded = encode_prompts(items, self.backbone, past, add_special_tokens, tools, roles)
         generation = yield from self.engine.steps(encoded, options, past)
-        reasons = tuple(p.unmerged if isinstance(p, PromptIds) else "" for p in encoded)
+        reasons = tuple(prompt.unmerged for prompt in encoded)
         return GenerationOutput(**vars(generation), backbone=self.backbone, unmerged=reasons)
 
     @torch.no_grad()

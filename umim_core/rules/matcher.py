@@ -32,7 +32,7 @@ from umim_core.errors import CorpusError, GenerationError, require
 from umim_core.rules.grams import LONGEST
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.trie import Words, advance, segment
-from umim_core.text.token_ids import Ints, check_offsets, read_ids
+from umim_core.text.token_ids import AnyInts, Ints, check_offsets, read_ids
 
 
 @dataclass(frozen=True)
@@ -187,18 +187,18 @@ def check_parts(parts: Sequence[tuple[int, int]], size: int) -> None:
 
 @dataclass(frozen=True)
 class PromptIds:
-    """A prompt of raw ids [T] of which only some parts may merge.
+    """A prompt of raw ids [T] of which only some parts may merge; None for all of it.
 
     Parts are (first token, end), in order; each is matched on its own, and its last ``raw_tail``
     tokens stay raw. ``unmerged`` says why more stays raw than the template and replies; mostly "".
     """
 
-    ids: Ints
-    parts: Parts
+    ids: AnyInts
+    parts: Parts | None = None
     unmerged: str = ""
 
     def __post_init__(self) -> None:
-        check_parts(self.parts, len(self.ids))
+        check_parts(self.parts or (), len(self.ids))
 
 
 def parts_behind(parts: Parts | None, dropped: int) -> Parts | None:

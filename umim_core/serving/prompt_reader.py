@@ -90,7 +90,7 @@ class PromptReader:
             ids, ranges = encode_parts(self._tokenizer, text, written.places)
             unmerged = written.unmerged
         _check_count(len(ids), most)
-        return PromptIds(ids, ((0, len(ids)),) if ranges is None else ranges, unmerged)
+        return PromptIds(ids, ranges, unmerged)
 
     def _check_text(self, text: str, most: int | None) -> None:
         if most is not None and self._longest is not None:
