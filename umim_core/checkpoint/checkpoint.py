@@ -6,6 +6,7 @@ A checkpoint directory holds ``config.json``, ``model.safetensors``, ``rules/`` 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from umim_core.errors import BackboneMismatchError, TokenizerMismatchError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule, with_rows_of
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import read_manifest, write_json, write_manifest
+from umim_core.store.artifacts import canonical_json, read_manifest, write_json, write_manifest
 from umim_core.store.publication import publish_directory
 from umim_core.text.roles import USER, Role, check_roles
 
@@ -57,6 +58,8 @@ class Checkpoint:
         Rule rows of spans that are no rules of the matcher go; ``training`` is recorded.
         """
         backbone, rules = merged_model.backbone, merged_model.require_matcher().rules
+        identity = backbone.identity
+        known = json.loads(canonical_json(identity.function))
         module = with_rows_of(merged_model.require_module(), rules)
         config = CheckpointConfig(
             **_shape(module),
@@ -65,7 +68,9 @@ class Checkpoint:
             backbone_fingerprint=backbone.fingerprint,
             tokenizer_fingerprint=backbone.tokenizer_fingerprint,
             training=training or {},
-            backbone_model=BackboneRecord.of(backbone),
+            backbone_model=BackboneRecord(
+                model_type=identity.model_type, config=known, weights=identity.weights_digest
+            ),
             decode_max_damage=merged_model.decode_max_damage,
         )
         return cls(config, module, rules)

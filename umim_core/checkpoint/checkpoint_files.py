@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import Annotated, Final, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from umim_core.addresses import check_path
 from umim_core.checkpoint.checkpoint_index import own_checkpoint, own_checkpoints
@@ -26,13 +19,13 @@ from umim_core.errors import (
     FetchHashError,
     did_you_mean,
 )
-from umim_core.store.artifacts import canonical_json, described, read_json
+from umim_core.store.artifacts import described, read_json
 from umim_core.text.roles import USER, Role, check_roles
 
-if TYPE_CHECKING:
-    from umim_core.backbone.backbone import Backbone
-
 CHECKPOINT_SCHEMA: Final = 2
+DEFAULT_CHECKPOINT: Final = "umim-smollm2-135m-adapters"
+FALLBACK_CHECKPOINT: Final = "umim-docs-llama"
+_log: Final = logging.getLogger("umim")
 _MAX_HIDDEN: Final = 1 << 16
 _MAX_TAIL: Final = 1 << 20
 
@@ -49,15 +42,6 @@ class BackboneRecord(BaseModel):
     model_type: str
     config: dict[str, JsonValue]
     weights: str
-
-    @classmethod
-    def of(cls, backbone: Backbone) -> BackboneRecord:
-        identity = backbone.identity
-        return cls(
-            model_type=identity.model_type,
-            config=json.loads(canonical_json(identity.function)),
-            weights=identity.weights_digest,
-        )
 
 
 class CheckpointConfig(ModuleForm):
@@ -91,13 +75,6 @@ class CheckpointConfig(ModuleForm):
     merge: Merge = SAFE_MERGE
     raw_tail: Annotated[int, Field(ge=0, le=_MAX_TAIL)] = SAFE_RAW_TAIL
     roles: Annotated[tuple[Role, ...], Field(exclude_if=USER.__eq__)] = USER
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_merged_has_no_tail(cls, data: object) -> object:
-        if isinstance(data, dict) and data.get("merge") == "none":
-            return {"raw_tail": 0, **data}
-        return data
 
     @model_validator(mode="after")
     def _has_a_merged_prompt(self) -> Self:
@@ -202,8 +179,3 @@ def default_checkpoint(*, local_files_only: bool = False) -> str:
         )
         return FALLBACK_CHECKPOINT
     return DEFAULT_CHECKPOINT
-
-
-DEFAULT_CHECKPOINT: Final = "umim-smollm2-135m-adapters"
-FALLBACK_CHECKPOINT: Final = "umim-docs-llama"
-_log: Final = logging.getLogger("umim")

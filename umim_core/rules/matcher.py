@@ -198,7 +198,7 @@ class PromptIds:
     unmerged: str = ""
 
     def __post_init__(self) -> None:
-        check_parts(self.parts or (), len(self.ids))
+        check_parts(() if self.parts is None else self.parts, len(self.ids))
 
 
 def parts_behind(parts: Parts | None, dropped: int) -> Parts | None:

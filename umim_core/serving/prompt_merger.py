@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from umim_core.config.form import check_raw_tail
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, require
 from umim_core.rules.matcher import Matcher, check_parts, segment_parts
 from umim_core.rules.ruleset import RuleSet
@@ -47,7 +46,7 @@ class PromptMerger:
     Attributes:
         rules: The K spans; that at place i of the sorted ones has the id V + i.
         vocab_size: Rows V of the model before the export.
-        raw_tail: Last tokens of each range that stay raw by default.
+        raw_tail: Last tokens of each range that stay raw.
         roles: Whose contents of a chat may merge, as the checkpoint recommends; for ``write_chat``.
     """
 
@@ -125,8 +124,6 @@ class PromptMerger:
         self,
         ids: Sequence[int] | NDArray[np.integer],
         ranges: Sequence[tuple[int, int]] | None = None,
-        *,
-        raw_tail: int | None = None,
     ) -> list[int]:
         """Merge the spans of a prompt.
 
@@ -134,16 +131,13 @@ class PromptMerger:
             ids: Raw ids [T], each below V.
             ranges: Tokens that may merge, as (first, end), in order and apart; each range is
                 matched on its own. None: the whole prompt.
-            raw_tail: Last tokens of each range that stay raw; None for the model's default.
 
         Returns:
             Ids below V + K; ``expand`` gives the raw ones back.
         """
         raw = id_array(ids, self.vocab_size)
         check_parts(() if ranges is None else ranges, len(raw))
-        tail = self.raw_tail if raw_tail is None else raw_tail
-        check_raw_tail(tail, "prompt")
-        starts, lengths = segment_parts(self._matcher.segment, raw, ranges, tail)
+        starts, lengths = segment_parts(self._matcher.segment, raw, ranges, self.raw_tail)
         merged = raw[starts]
         for n in self.rules.orders:
             at = np.flatnonzero(lengths == n)
