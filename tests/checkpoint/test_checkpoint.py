@@ -372,7 +372,7 @@ def test_runs_that_give_one_name_at_once_all_record_it(root: Path, stage: Path) 
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(record, range(64)))) == 1
-    assert own_checkpoints(root) == {"novels/wt": stage / "checkpoint"}
+    assert own_checkpoints() == {"novels/wt": stage / "checkpoint"}
 
 
 def test_names_are_listed_while_another_is_given(
@@ -388,7 +388,7 @@ def test_names_are_listed_while_another_is_given(
     record_checkpoint(root, "novels/wt", stage / "checkpoint")
     (root / "checkpoints" / "novels" / ".wt.json.0123456789abcdef.umim").mkdir()
     monkeypatch.setattr(os, "scandir", late)
-    assert own_checkpoints(root) == {"novels/wt": stage / "checkpoint"}
+    assert own_checkpoints() == {"novels/wt": stage / "checkpoint"}
 
 
 def test_names_survive_a_move_of_the_root(
@@ -396,7 +396,8 @@ def test_names_survive_a_move_of_the_root(
 ) -> None:
     record_checkpoint(root, "a/b/wt", stage / "checkpoint")
     moved = root.rename(root.with_name("moved"))
-    assert own_checkpoints(moved) == {"a/b/wt": moved / stage.relative_to(root) / "checkpoint"}
+    monkeypatch.setenv("UMIM_ROOT", str(moved))
+    assert own_checkpoints() == {"a/b/wt": moved / stage.relative_to(root) / "checkpoint"}
 
 
 def test_the_digits_that_a_log_shows_find_the_checkpoint(stage: Path) -> None:

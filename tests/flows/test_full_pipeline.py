@@ -116,10 +116,13 @@ def test_the_count_on_the_cluster_is_that_of_one_process(run: Finished, tmp_path
     assert all(call.artifact.metrics["ngrams_2"] for call in alone.calls if call.name == "count")
 
 
-def test_every_checkpoint_is_named_by_its_cell_and_setting(run: Finished) -> None:
+def test_every_checkpoint_is_named_by_its_cell_and_setting(
+    run: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMIM_ROOT", str(run.root))
     settings = ("wt", "wt-rules", "wt-ft", "task-adapted")
     names = {f"tiny/small-tau-3-greedy-drop/{setting}" for setting in settings}
-    assert set(own_checkpoints(run.root)) == names | {"tiny/docs-gpt2-tau-5-greedy-drop/wt"}
+    assert set(own_checkpoints()) == names | {"tiny/docs-gpt2-tau-5-greedy-drop/wt"}
 
 
 def test_report_page_is_whole_and_offline(run: Finished) -> None:

@@ -212,7 +212,7 @@ def test_the_store_finds_what_comparing_all_rows_finds() -> None:
         shared = [min(beginning(units, one), len(units) - 1) for one in kept]
         assert (0 if found is None else int(found.lengths[0])) == max(shared, default=0)
         store.put(ids, starts, place)
-        kept = [stored_units(one) for one in store._prefixes.values()]
+        kept = [stored_units(one) for one in store._prefixes]
         assert units in kept or any(one[: len(units)] == units for one in kept)
         assert not any(a is not b and b[: len(a)] == a for a in kept for b in kept)
 

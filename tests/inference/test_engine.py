@@ -95,7 +95,7 @@ def test_what_merges_and_when_is_as_written_by_hand(
 ) -> None:
     output = chained(chain, rules).generate(prompts, settings(**options))
     assert rows == [
-        (row.ids, row.prompt_spans, row.generated_spans, row.cache_lengths, row.stop_reason)
+        (row.ids, row.prompt_spans, row.generated_spans, tuple(row.cache_lengths), row.stop_reason)
         for row in output.rows
     ]
 

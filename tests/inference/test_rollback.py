@@ -136,7 +136,7 @@ def compared(
         ),
     )
     assert [row.ids for row in output.rows] == [case.chosen for case in cases]
-    assert [row.cache_lengths for row in output.rows] == [case.lengths for case in cases]
+    assert [tuple(row.cache_lengths) for row in output.rows] == [case.lengths for case in cases]
     cuts = [matcher.segment(np.array(case.chosen[:-1], dtype=np.int64)) for case in cases]
     assert [row.generated_spans for row in output.rows] == [merged_spans(cut) for cut in cuts]
     assert seen == sum(len(case.chosen) for case in cases)
@@ -199,4 +199,4 @@ def test_any_rules_and_any_tokens(
     lengths = tuple(units(prompt) + units(chosen[:fed]) for fed in range(len(chosen)))
     case = Case(tuple(rules), tuple(prompt), tuple(chosen), lengths)
     [row] = compared([case], "llama", torch.float64, 1e-10).rows
-    assert row.cache_lengths == lengths
+    assert tuple(row.cache_lengths) == lengths

@@ -142,7 +142,7 @@ def finished_row(
     units, (_, sizes) = GeneratedUnits(None, 1), cut(len(ids) - 1, generated_spans)
     units._lengths[0, : len(sizes)], units._counts[0] = sizes, len(sizes)
     row = Row([*prompt, *ids], 0, len(prompt), cut(len(prompt), prompt_spans), _units=units)
-    row._lengths, row.stop_reason = list(lengths), "length"
+    row.cache_lengths, row.stop_reason = list(lengths), "length"
     return row
 
 

@@ -133,12 +133,9 @@ def own_place(kind: str, out: Path | None, stem: str) -> OwnPlace:
     return OwnPlace(root, name, directory)
 
 
-def own_checkpoints(root: Path | None = None) -> dict[str, Path]:
-    """Return the directories of one's own checkpoints by name; those that are gone are left out.
-
-    Without an artifact root it is :func:`artifact_root`.
-    """
-    base = artifact_root() if root is None else root
+def own_checkpoints() -> dict[str, Path]:
+    """Return the directories of one's own checkpoints by name; those that are gone are left out."""
+    base = artifact_root()
     index = base / _INDEX
     places = {}
     walk = os.walk(index)  # unlike rglob, it bears folders that go: of others who give names now

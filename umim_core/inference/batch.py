@@ -27,7 +27,7 @@ from torch import Tensor
 
 from umim_core.backbone.attention_masks import attention_window
 from umim_core.errors import GenerationError, NumericalError, require
-from umim_core.inference.choice import Stopper, TokenChooser, log_probs
+from umim_core.inference.choice import Stopper, TokenChooser
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward, GeneratedUnits, GenerationState, Row, Timings
 from umim_core.inference.prefix_store import PrefixStore
@@ -40,6 +40,7 @@ from umim_core.inference.prompts import (
 )
 from umim_core.inference.row_eviction import RowEviction
 from umim_core.inference.unit_cache import UnitCache
+from umim_core.merging.likelihood import widened
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Advance, Matcher
 from umim_core.text.token_ids import Ints
@@ -141,7 +142,7 @@ class _Request(Generic[C]):
         self.logits, rows = logits, self.present
         for row, length in zip(rows, lengths.tolist(), strict=True):
             if row.running:
-                row._lengths.append(length)
+                row.cache_lengths.append(length)
         if self.options.observer is not None:
             generated = tuple(row.ids for row in rows)
             running = tuple(row.running for row in rows)
@@ -169,13 +170,16 @@ class _Request(Generic[C]):
     def _record(
         self, logits: Tensor, tokens: Sequence[int], running: Sequence[bool], top: int
     ) -> None:
-        scores, chosen = log_probs(logits, np.array(tokens, dtype=np.int64))
+        scores = widened(logits).log_softmax(dim=-1)  # the model's own, before any processor
+        chosen = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[
+            :, 0
+        ].tolist()
         best = scores.topk(top, dim=-1)
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         for row, value, (ids, values), runs in zip(self.rows, chosen, pairs, running, strict=True):
-            if runs and row._logprobs is not None:
-                row._logprobs.append(value)
-                row._top_logprobs.append(tuple(zip(ids, values, strict=True)))
+            if runs and row.logprobs is not None and row.top_logprobs is not None:
+                row.logprobs.append(value)
+                row.top_logprobs.append(tuple(zip(ids, values, strict=True)))
 
 
 class Batch(Generic[C]):
@@ -237,7 +241,8 @@ class Batch(Generic[C]):
                 cut,
                 _units=units,
                 _number=b * samples + n,
-                _logprobs=None if options.logprobs is None else [],
+                logprobs=None if options.logprobs is None else [],
+                top_logprobs=None if options.logprobs is None else [],
             )
             for b, (fed, ids, cut) in enumerate(zip(before, read.ids, read.cuts, strict=True))
             for n in range(samples)

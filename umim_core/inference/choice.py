@@ -15,7 +15,6 @@ from typing import Any, Final, Literal, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import (
     EpsilonLogitsWarper,
@@ -218,16 +217,6 @@ def _as_row(raw_ids: Sequence[int]) -> torch.LongTensor:
     return cast("torch.LongTensor", torch.from_numpy(np.array(raw_ids, dtype=np.int64))[None])
 
 
-def log_probs(logits: Tensor, tokens: NDArray[np.int64]) -> tuple[Tensor, list[float]]:
-    """Return the model's own log-probabilities of all ids [B, V], and of those chosen [B].
-
-    Logits [B, V] are those before any processor.
-    """
-    scores = widened(logits).log_softmax(dim=-1)
-    ids = torch.from_numpy(tokens).to(scores.device)
-    return scores, scores.gather(1, ids[:, None])[:, 0].tolist()
-
-
 def fresh_seed() -> int:
     """Draw a seed from torch's global generator, which ``torch.manual_seed`` sets."""
     return int(torch.randint(2**62, (1,)))
@@ -256,7 +245,19 @@ class Stopper:
         assert config.max_new_tokens is not None  # noqa: S101  GenerateOptions.check
         self._max_new_tokens = config.max_new_tokens
         self._eos = frozenset(eos_ids(config.eos_token_id))
-        self._strings = _stop_strings(config.stop_strings, tokenizer)
+        self._strings = None
+        if config.stop_strings:
+            texts = tuple(stop_texts(config.stop_strings))
+            if tokenizer is None:
+                raise GenerationError("stop strings need a tokenizer", texts, "Use eos_token_id.")
+            try:
+                self._strings = _analysed(tokenizer, len(tokenizer), texts)
+            except ValueError as error:  # its analysis encodes "abcdef" and looks for it
+                raise GenerationError(
+                    "stop strings need a tokenizer that can encode Latin letters",
+                    str(error),
+                    "Use eos_token_id.",
+                ) from error
         self._criteria = StoppingCriteriaList(criteria or [])
         if config.max_time is not None:
             self._criteria.append(MaxTimeCriteria(config.max_time))
@@ -306,23 +307,6 @@ def stop_texts(option: object) -> list[str]:
         "Leave others out.",
     )
     return texts
-
-
-def _stop_strings(
-    option: str | list[str] | None, tokenizer: PreTrainedTokenizerBase | None
-) -> StopStringCriteria | None:
-    if not option:
-        return None
-    if tokenizer is None:
-        raise GenerationError("stop strings need a tokenizer", option, "Use eos_token_id.")
-    try:
-        return _analysed(tokenizer, len(tokenizer), tuple(stop_texts(option)))
-    except ValueError as error:  # its analysis encodes "abcdef" and looks for it
-        raise GenerationError(
-            "stop strings need a tokenizer that can encode Latin letters",
-            str(error),
-            "Use eos_token_id.",
-        ) from error
 
 
 @lru_cache(maxsize=16)

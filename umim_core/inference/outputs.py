@@ -88,6 +88,11 @@ class Row:
         cut: The units they were prefilled as.
         reused: Units among them that were not evaluated, since their columns were kept.
         dropped: Columns that span eviction has dropped.
+        cache_lengths: Units in the cache after the prefill and after each fed token, one per
+            generated id. A continued state counts from what it held.
+        logprobs: The model's log-probability of each generated id, before any processor; None
+            unless asked for.
+        top_logprobs: The most probable (id, log-probability) at each step, likewise.
         stop_reason: Why it ended; None while it runs.
         error: Why it failed, if it did.
     """
@@ -98,13 +103,13 @@ class Row:
     cut: Segmentation = field(repr=False)
     reused: int = 0
     dropped: int = 0
+    cache_lengths: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None
+    top_logprobs: list[TopTokens] | None = None
     stop_reason: StopReason | None = None
     error: GenerationError | NumericalError | None = None
     _units: GeneratedUnits | None = field(default=None, repr=False)
     _number: int = field(default=0, repr=False)  # in its request, and in _units
-    _lengths: list[int] = field(default_factory=list, repr=False)
-    _logprobs: list[float] | None = field(default=None, repr=False)
-    _top_logprobs: list[TopTokens] = field(default_factory=list, repr=False)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Row) and self._record == other._record
@@ -149,24 +154,6 @@ class Row:
         return () if self._units is None else self._units.spans(self._number)
 
     @property
-    def cache_lengths(self) -> tuple[int, ...]:
-        """Units in the cache after the prefill and after each fed token, one per generated id.
-
-        A continued state counts from what it held.
-        """
-        return tuple(self._lengths)
-
-    @property
-    def logprobs(self) -> tuple[float, ...] | None:
-        """The model's log-probability of each generated id, before any processor; if asked for."""
-        return None if self._logprobs is None else tuple(self._logprobs)
-
-    @property
-    def top_logprobs(self) -> tuple[TopTokens, ...] | None:
-        """The most probable (id, log-probability) at each step; None unless asked for."""
-        return None if self._logprobs is None else tuple(self._top_logprobs)
-
-    @property
     def token_reduction(self) -> float:
         """(raw tokens - units) / raw tokens of the prompt."""
         return (self.prompt_length - self.prompt_units) / self.prompt_length
@@ -181,7 +168,7 @@ class Row:
         Source: paper, "Generation Quality" (Gen-KV TR).
         """
         fed = self.generated - 1
-        return (fed - self._lengths[-1] + self._lengths[0]) / fed if fed > 0 else 0.0
+        return (fed - self.cache_lengths[-1] + self.cache_lengths[0]) / fed if fed > 0 else 0.0
 
     @property
     def cumulative_kv_reduction(self) -> float:
@@ -190,7 +177,7 @@ class Row:
         Source: paper, "Generation Quality" (cumulative KV TR).
         """
         fed = self.generated - 1
-        held = sum(self._lengths[1:]) - fed * self._lengths[0]
+        held = sum(self.cache_lengths[1:]) - fed * self.cache_lengths[0]
         return 1.0 - held / (fed * (fed + 1) / 2) if fed > 0 else 0.0
 
     def held(self) -> tuple[Ints, Ints]:

@@ -32,7 +32,7 @@ from umim_core.text.token_ids import Ints
 MOST_ROWS: Final = 4096  # their keys take 100 bytes a unit, beside columns of 500 and more
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _StoredPrefix:
     ids: Ints  # [T]
     starts: Ints  # [S]
@@ -48,20 +48,18 @@ class PrefixStore:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._prefixes: OrderedDict[int, _StoredPrefix] = OrderedDict()  # by number
-        self._newest: dict[int, int] = {}  # from a key to a number
-        self._number = 0
+        self._prefixes = OrderedDict[_StoredPrefix, None]()  # in the order of their last use
+        self._newest: dict[int, _StoredPrefix] = {}  # by key
         self.bytes = 0
 
     def find(self, ids: Ints, starts: Ints) -> UnitCache | None:
         """Return the longest beginning of a prompt, ids [T] and unit starts [S], that is kept."""
-        number, shared = self._like(ids, starts, _keys(ids, starts))
+        like, shared = self._like(ids, starts, _keys(ids, starts))
         units = min(shared, len(starts) - 1)
-        if number is None or units < 1:
+        if like is None or units < 1:
             return None
-        self._use(number)
-        kept = self._prefixes[number].cache
-        return UnitCache.of_rows([(kept, 0)], (units, int(starts[units])))
+        self._use(like)
+        return UnitCache.of_rows([(like.cache, 0)], (units, int(starts[units])))
 
     def put(self, ids: Ints, starts: Ints, place: tuple[UnitCache, int]) -> None:
         """Keep a copy of a row, unless it is too large; what it goes on from is forgotten.
@@ -78,11 +76,9 @@ class PrefixStore:
         copy = UnitCache.of_rows([place])
         if copy.bytes > self._max_bytes:
             return
-        if like is not None and shared == len(self._prefixes[like].keys):
+        if like is not None and shared == len(like.keys):
             self._forget(like)  # no other kept row can be a beginning of this one
-        self._number += 1
-        self._prefixes[self._number] = _StoredPrefix(ids, starts, keys, copy)
-        self._use(self._number)
+        self._use(_StoredPrefix(ids, starts, keys, copy))
         self.bytes += copy.bytes
         while self.bytes > self._max_bytes or len(self._prefixes) > MOST_ROWS:
             self._forget(next(iter(self._prefixes)))
@@ -92,28 +88,28 @@ class PrefixStore:
         self._newest.clear()
         self.bytes = 0
 
-    def _like(self, ids: Ints, starts: Ints, keys: list[int]) -> tuple[int | None, int]:
+    def _like(self, ids: Ints, starts: Ints, keys: list[int]) -> tuple[_StoredPrefix | None, int]:
         """Return the row that shares the longest beginning, and its units."""
         shared = next((n for n, key in enumerate(keys) if key not in self._newest), len(keys))
         if not shared:
             return None, 0
-        number = self._newest[keys[shared - 1]]
+        stored = self._newest[keys[shared - 1]]
         tokens = len(ids) if shared == len(keys) else int(starts[shared])
-        stored = self._prefixes[number]
         same = np.array_equal(ids[:tokens], stored.ids[:tokens])
         same &= np.array_equal(starts[:shared], stored.starts[:shared])
-        return (number, shared) if same else (None, 0)
+        return (stored, shared) if same else (None, 0)
 
-    def _use(self, number: int) -> None:
+    def _use(self, stored: _StoredPrefix) -> None:
         """Make a row the one that is forgotten last, to which its keys lead."""
-        self._prefixes.move_to_end(number)
-        self._newest.update(dict.fromkeys(self._prefixes[number].keys, number))
+        self._prefixes[stored] = None
+        self._prefixes.move_to_end(stored)
+        self._newest.update(dict.fromkeys(stored.keys, stored))
 
-    def _forget(self, number: int) -> None:
-        stored = self._prefixes.pop(number)
+    def _forget(self, stored: _StoredPrefix) -> None:
+        del self._prefixes[stored]
         self.bytes -= stored.cache.bytes
         for key in stored.keys:
-            if self._newest.get(key) == number:  # else a row used later begins so, too
+            if self._newest.get(key) is stored:  # else a row used later begins so, too
                 del self._newest[key]
 
 

@@ -45,7 +45,7 @@ class GenerationOutput(Generation, Shown):
     prompt_ids = Column(lambda row: row.prompt_ids)
     prompt_spans = Column(lambda row: row.prompt_spans)
     generated_spans = Column(lambda row: row.generated_spans)
-    cache_lengths = Column(lambda row: row.cache_lengths)
+    cache_lengths = Column(lambda row: tuple(row.cache_lengths))
     token_reduction = Column(lambda row: row.token_reduction)
     gen_kv_reduction = Column(lambda row: row.gen_kv_reduction)
     cumulative_kv_reduction = Column(lambda row: row.cumulative_kv_reduction)
@@ -60,13 +60,13 @@ class GenerationOutput(Generation, Shown):
     @property
     def logprobs(self) -> tuple[tuple[float, ...], ...] | None:
         """The model's log-probability of each generated id; None unless asked for."""
-        scored = (row.logprobs for row in self.rows if row.logprobs is not None)
+        scored = (tuple(row.logprobs) for row in self.rows if row.logprobs is not None)
         return tuple(scored) or None
 
     @property
     def top_logprobs(self) -> tuple[tuple[TopTokens, ...], ...] | None:
         """The most probable (id, log-probability) per step; None unless asked for."""
-        scored = (row.top_logprobs for row in self.rows if row.top_logprobs is not None)
+        scored = (tuple(row.top_logprobs) for row in self.rows if row.top_logprobs is not None)
         return tuple(scored) or None
 
     @property
