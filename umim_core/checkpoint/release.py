@@ -98,17 +98,16 @@ def _layout(folder: Path) -> tuple[dict[str, str], int]:
     rule = f"{path} must name merge_weights, rule_files of 2, 3 and 4 tokens, and num_heads"
     if not isinstance(config, dict):
         raise CheckpointError(rule, type(config).__name__)
-    files = config.get("rule_files", {str(n): name for n, name in _RULES.items()})
-    if "rules_dir" in config and "rule_files" not in config:
-        files = {str(n): f"{config['rules_dir']}/{name}" for n, name in _RULES.items()}
-    names = {"module": config.get("merge_weights", _MODULE), **(files if files else {})}
-    heads = config.get("num_heads", 4)
-    ok = set(names) == {"module", *map(str, ORDERS)} and isinstance(heads, int) and heads > 0
+    front = f"{config['rules_dir']}/" if "rules_dir" in config else ""
+    files = config.get("rule_files", {str(n): front + name for n, name in _RULES.items()})
+    module, heads = config.get("merge_weights", _MODULE), config.get("num_heads", 4)
+    ok = isinstance(files, dict) and set(files) == set(map(str, ORDERS))
+    ok = ok and all(isinstance(name, str) for name in (module, *files.values()))
     require(
-        ok and all(isinstance(name, str) for name in names.values()), CheckpointError, rule,
+        ok and isinstance(heads, int) and heads > 0, CheckpointError, rule,
         sorted(config), "Take the file of the release.",
     )  # fmt: skip
-    return names, heads
+    return {"module": module, **files}, heads
 
 
 def _module(path: Path, size: int, heads: int) -> MergeModule:

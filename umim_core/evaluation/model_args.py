@@ -146,10 +146,7 @@ def open_model(
     if merge != "none":
         merged_model = UMIM.from_pretrained(source, **options).merged_model
     else:
-        if config is not None and options.get("backbone") is None:
-            options["backbone"] = config.backbone
-            options["backbone_revision"] = config.backbone_revision
-        merged_model = MergedModel.without_merging(find_backbone(None, options))
+        merged_model = MergedModel.without_merging(find_backbone(config, options))
     if note := quantisation_note(merged_model.backbone.name):
         _log.info("umim: %s", note)
     return merged_model

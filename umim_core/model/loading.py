@@ -13,7 +13,7 @@ from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.backbone.model_files import AUTO, check_dtype
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import default_checkpoint
+from umim_core.checkpoint.checkpoint_files import CheckpointConfig, default_checkpoint
 from umim_core.errors import BackboneError
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.rules.pruning import at_reduction, check_rule_choice, within_budget, without_tokens
@@ -87,7 +87,7 @@ def check_load_options(options: LoadOptions) -> None:
         raise BackboneError("a tokenizer must come with its model", remedy="Pass model, too.")
 
 
-def find_backbone(checkpoint: Checkpoint | None, options: LoadOptions) -> Backbone:
+def find_backbone(config: CheckpointConfig | None, options: LoadOptions) -> Backbone:
     """Load or wrap the backbone that a checkpoint is to be used with.
 
     The options are what ``check_load_options`` lets pass; only where they name the backbone there
@@ -99,9 +99,9 @@ def find_backbone(checkpoint: Checkpoint | None, options: LoadOptions) -> Backbo
         return name
     revision = options.get("backbone_revision")
     if name is None:
-        if checkpoint is None:
+        if config is None:
             raise BackboneError("a checkpoint or a backbone must be named", None, "Name one.")
-        name, revision = checkpoint.config.backbone, checkpoint.config.backbone_revision
+        name, revision = config.backbone, config.backbone_revision
     name = str(name)
     if model is not None:
         tokenizer = options.get("tokenizer")
@@ -139,7 +139,7 @@ def find_both(
     if budget is None and target is None:
         budget = checkpoint.config.budget
     rules = at_reduction(within_budget(checkpoint.rules, budget), target)
-    backbone, protect = find_backbone(checkpoint, options), options.get("protect")
+    backbone, protect = find_backbone(checkpoint.config, options), options.get("protect")
     if protect:
         if backbone.tokenizer is None:
             raise BackboneError("protected tokens need a tokenizer", backbone.name, "Attach one.")
