@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
 from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Final
+
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
 
 from docs.make.document import RESULTS, ROOT, Document
 from docs.make.results import TEMPLATES, adaptation_summary, read_results
@@ -27,6 +31,17 @@ _TEXT: Final = (
     "the history of science. In order to be able to take part, students had to read a number of "
     "books at the beginning of the year, and most of them did so as soon as possible."
 )
+
+
+_GREY: Final = (152, 152, 152)
+# Of the picture: colours of the HTML view where a style has one, light under black.
+_TERMINAL: Final = TerminalTheme(
+    background=(41, 41, 41),
+    foreground=(197, 200, 198),
+    normal=[(0, 0, 0), _GREY, _GREY, (205, 174, 85), _GREY, _GREY, (95, 184, 198), _GREY],
+    bright=[_GREY, _GREY, _GREY, (255, 226, 138), _GREY, _GREY, (155, 231, 242), _GREY],
+)
+_REMOTE_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def _read(name: str) -> Report:
@@ -121,7 +136,7 @@ def documents() -> list[Document]:
     digest = sha256_bytes(canonical_json([_PICTURED, _TEXT, rules]).encode())
     picture = Document(
         RESULTS / "compress.svg",
-        lambda: compress_text(_TEXT, _PICTURED).views[0].svg("umim compress") + "\n",
+        _picture,
         f"<!-- text and rules {digest} -->\n",
     )
     return [
@@ -130,6 +145,17 @@ def documents() -> list[Document]:
         Document(RESULTS / "adaptation.md", adaptation_summary),
         Document(RESULTS / "embedded.md", _pipeline),
     ]
+
+
+def _picture() -> str:
+    """Return a picture of a terminal that shows a compressed text; it fetches no font."""
+    console = Console(
+        record=True, width=88, file=io.StringIO(), force_terminal=True, color_system="256"
+    )
+    (view,) = compress_text(_TEXT, _PICTURED).views
+    view.show(console)
+    picture = console.export_svg(title="umim compress", unique_id=view.name, theme=_TERMINAL)
+    return _REMOTE_FONT.sub("", picture) + "\n"
 
 
 def _pipeline() -> str:

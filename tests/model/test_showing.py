@@ -1,4 +1,4 @@
-"""Views of compressed and of generated text: colours, texts of units, figures, HTML and SVG."""
+"""Views of compressed and of generated text: colours, texts of units, figures and HTML."""
 
 from __future__ import annotations
 

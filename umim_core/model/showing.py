@@ -1,12 +1,10 @@
-"""Display of units: merged spans coloured in the terminal, as HTML and as SVG.
+"""Display of units: merged spans coloured in the terminal and as HTML.
 
 A view is a row of pieces, one a unit, and a line of figures.
 """
 
 from __future__ import annotations
 
-import io
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,6 @@ from itertools import accumulate
 from typing import Final
 
 from rich.console import Console
-from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from umim_core.text.text_stream import TextStream
@@ -26,15 +23,6 @@ Decode = Callable[[list[int]], str]
 _COLOURS: Final = ("#9be7f2", "#ffe28a")
 _STYLES: Final = ("black on bright_cyan", "black on bright_yellow")
 _PROMPT_STYLES: Final = ("black on cyan", "black on yellow")
-_GREY: Final = (152, 152, 152)
-# Colours of a picture's terminal: those of the HTML view where a style has one, light under black.
-_PICTURE: Final = TerminalTheme(
-    background=(41, 41, 41),
-    foreground=(197, 200, 198),
-    normal=[(0, 0, 0), _GREY, _GREY, (205, 174, 85), _GREY, _GREY, (95, 184, 198), _GREY],
-    bright=[_GREY, _GREY, _GREY, (255, 226, 138), _GREY, _GREY, (155, 231, 242), _GREY],
-)
-_REMOTE_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -100,17 +88,6 @@ class View:
             f'<div class="{self.name}"><pre style="white-space:pre-wrap">'
             + "".join(parts)
             + f"</pre><p>{escape(self.summary)}</p></div>"
-        )
-
-    def svg(self, title: str, width: int = 88) -> str:
-        """Return a picture of a terminal ``width`` columns wide that shows the view."""
-        console = Console(
-            record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="256"
-        )
-        self.show(console)
-        # The picture must not fetch a font; the width of the text is fixed without it.
-        return _REMOTE_FONT.sub(
-            "", console.export_svg(title=title, unique_id=self.name, theme=_PICTURE)
         )
 
     def _numbered(self) -> list[tuple[Piece, int]]:
