@@ -197,7 +197,6 @@ class PolicyReader:
         self,
         prompts: Prompts,
         options: GenerateOptions,
-        new: int,
         past: GenerationState | None,
         several: bool,
     ) -> tuple[PolicyCache, Tensor]:

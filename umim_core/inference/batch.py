@@ -74,13 +74,12 @@ class Reader(Protocol[C]):
         self,
         prompts: Prompts,
         options: GenerateOptions,
-        new: int,
         past: GenerationState | None,
         several: bool,
     ) -> tuple[C, Tensor]:
         """Read prompts: columns, in rows side by side for each sample, and logits [B, V].
 
-        There is room for so many new tokens; several rows may run together.
+        There is room for the new tokens, 1 by default; several rows may run together.
         """
 
     def feed(self, step: Advance, tokens: Ints, columns: C, positions: Tensor | None) -> Tensor:
@@ -279,7 +278,7 @@ class Batch(Generic[C]):
                 for row in rows:
                     row.reused = held
         several = self._store is not None or len(rows) > 1
-        columns, logits = self._reader.begin(read, options, new, past, several)
+        columns, logits = self._reader.begin(read, options, past, several)
         places = {number: (columns, number) for number in range(len(rows))}
         request = _Request(options, rows, places, units, chooser, stopper, eviction, logits)
         self._note([request], columns, logits)

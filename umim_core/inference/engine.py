@@ -115,7 +115,7 @@ class Engine:
     def prefix(self, prompt: TokenPrompt, options: GenerateOptions) -> Prefix:
         """Read a text like a prompt of ``steps``, into a cache that many requests continue."""
         read = read_prompts([prompt], None, options.reading(self.merged_model))
-        cache, _ = self.begin(read, options, 1, None, several=False)
+        cache, _ = self.begin(read, options, None, several=False)
         ids, spans = (tuple(read.ids[0].tolist()),), merged_spans(read.cuts[0])
         return Prefix(ids, cache, self.merged_model, True, spans=spans)
 
@@ -123,10 +123,10 @@ class Engine:
         self,
         prompts: Prompts,
         options: GenerateOptions,
-        new: int,
         past: GenerationState | None,
         several: bool,
     ) -> tuple[UnitCache, Tensor]:
+        new = options.settings.max_new_tokens or 1
         held = [0] * len(prompts.ids) if past is None else [len(ids) for ids in past.fed_ids]
         units, raw = prompts.packed.unit_counts.cpu(), prompts.packed.raw_counts.cpu()
         earlier = None if past is None else past.cache
