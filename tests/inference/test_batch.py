@@ -29,10 +29,10 @@ from umim_core import UMIM
 from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
 from umim_core.inference import prefix_store
-from umim_core.inference.batch import Batch
+from umim_core.inference.batch import NO_RULES, Batch
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import Forward, GeneratedUnits, Row
+from umim_core.inference.outputs import Forward, Row
 from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
@@ -266,24 +266,9 @@ def test_a_row_that_may_be_shorter_gets_the_tokens_that_there_is_room_for(
     assert len(row.ids) == 96 - held + 1  # the last token is never fed
 
 
-def push(units: GeneratedUnits, *tokens: int | None) -> None:
-    """Push one token per row; None for a row that has ended."""
-    running = np.array([token is not None for token in tokens])
-    units.push(np.array([token or 0 for token in tokens], dtype=np.int64), running)
-
-
-def test_a_row_outgrows_its_first_buffer() -> None:
-    units = GeneratedUnits(Matcher(RuleSet.from_spans([(1, 2)])), rows=2)
-    for step in range(300):
-        push(units, 0, 1 + step % 2)
-    assert units.spans(0) == ()
-    assert units.spans(1) == tuple((start, 2) for start in range(0, 300, 2))
-
-
 def test_the_loop_over_rules_is_compiled_once_with_rules_and_without() -> None:
     rules = Matcher(RuleSet.from_spans([(1, 2)]))
-    of_rules, of_none = (GeneratedUnits(of, 1)._suffixes._slots for of in (rules, None))
-    assert typeof(of_none) == typeof(of_rules)
+    assert typeof(NO_RULES) == typeof(rules.suffixes(1)._slots)
 
 
 NAMES = ("llama", "gpt2", "gpt-neox")

@@ -21,7 +21,7 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import GeneratedUnits, Row
+from umim_core.inference.outputs import Row
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
@@ -139,9 +139,8 @@ def finished_row(
         starts = np.array([place for place in range(tokens) if place not in inside], np.int64)
         return starts, np.diff([*starts, tokens])
 
-    units, (_, sizes) = GeneratedUnits(None, 1), cut(len(ids) - 1, generated_spans)
-    units._lengths[0, : len(sizes)], units._counts[0] = sizes, len(sizes)
-    row = Row([*prompt, *ids], 0, len(prompt), cut(len(prompt), prompt_spans), _units=units)
+    _, sizes = cut(len(ids) - 1, generated_spans)
+    row = Row([*prompt, *ids], 0, len(prompt), cut(len(prompt), prompt_spans), sizes.tolist())
     row.cache_lengths, row.stop_reason = list(lengths), "length"
     return row
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Final, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from umim_core.backbone.attention_masks import attention_window
 from umim_core.errors import GenerationError, NumericalError, require
 from umim_core.inference.choice import Stopper, TokenChooser
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import Forward, GeneratedUnits, GenerationState, Row, Timings
+from umim_core.inference.outputs import Forward, GenerationState, Row, Timings
 from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import (
     Prompts,
@@ -42,10 +42,12 @@ from umim_core.inference.row_eviction import RowEviction
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.likelihood import widened
 from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.matcher import Advance, Matcher
+from umim_core.rules.matcher import Advance, Matcher, SuffixMatcher
 from umim_core.text.token_ids import Ints
 
 T = TypeVar("T")
+NO_RULES: Final = np.zeros(1, dtype=np.uint64)
+NO_RULES.setflags(write=False)  # as tables of rules: another type would be compiled again
 
 
 class Columns(Protocol):
@@ -104,7 +106,7 @@ class _Request(Generic[C]):
     options: GenerateOptions
     rows: list[Row]
     places: dict[int, tuple[C, int]]
-    units: GeneratedUnits
+    suffixes: SuffixMatcher
     chooser: TokenChooser
     stopper: Stopper
     eviction: RowEviction | None
@@ -124,7 +126,12 @@ class _Request(Generic[C]):
         running = np.array(self._running)
         if self.eviction is not None:
             self.eviction.push(tokens, running)
-        step, present = self.units.push(tokens, running), list(self.places)
+        step, present = self.suffixes.advance(tokens, running), list(self.places)
+        units = zip(self.rows, step.rollback.tolist(), step.lengths.tolist(), strict=True)
+        for row, rollback, length in units:
+            if length:  # else it has ended
+                del row.unit_lengths[len(row.unit_lengths) - rollback :]
+                row.unit_lengths.append(length)
         return Advance(step.rollback[present], step.spans[present], step.lengths[present])
 
     def take_old(self) -> list[list[int]]:
@@ -231,21 +238,22 @@ class Batch(Generic[C]):
         if options.overlong == "truncate" and past is None:
             read = cut_left(read, new, model)
         before = [()] * len(prompts) if past is None else past.fed_ids
-        units = GeneratedUnits(self._reader.matcher(options), len(prompts) * samples)
         rows = [
             Row(
                 [*fed, *ids.tolist()],
                 len(fed),
                 len(ids),
                 cut,
-                _units=units,
-                _number=b * samples + n,
                 logprobs=None if options.logprobs is None else [],
                 top_logprobs=None if options.logprobs is None else [],
             )
-            for b, (fed, ids, cut) in enumerate(zip(before, read.ids, read.cuts, strict=True))
-            for n in range(samples)
+            for fed, ids, cut in zip(before, read.ids, read.cuts, strict=True)
+            for _ in range(samples)
         ]
+        matcher = self._reader.matcher(options)
+        suffixes = (
+            SuffixMatcher(NO_RULES, len(rows)) if matcher is None else matcher.suffixes(len(rows))
+        )
         chooser = TokenChooser(
             config,
             [len(row.raw) for row in rows],
@@ -265,8 +273,8 @@ class Batch(Generic[C]):
                 "past",
                 "Pass the whole text as the prompt, or leave span_eviction out.",
             )
-            matcher, read_ids = model.require_matcher(), [row.prompt_ids for row in rows]
-            eviction = RowEviction(matcher, options.span_eviction, read_ids)
+            read_ids = [row.prompt_ids for row in rows]
+            eviction = RowEviction(model.require_matcher(), options.span_eviction, read_ids)
         if self._store is not None and len(prompts) == 1 and past is None:
             kept = self._store.find(read.ids[0], read.cuts[0][0])
             if kept is not None:
@@ -280,7 +288,7 @@ class Batch(Generic[C]):
         several = self._store is not None or len(rows) > 1
         columns, logits = self._reader.begin(read, options, past, several)
         places = {number: (columns, number) for number in range(len(rows))}
-        request = _Request(options, rows, places, units, chooser, stopper, eviction, logits)
+        request = _Request(options, rows, places, suffixes, chooser, stopper, eviction, logits)
         self._note([request], columns, logits)
         self._requests.append(request)
         return rows

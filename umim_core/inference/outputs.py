@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.errors import GenerationError, NumericalError, require
@@ -18,56 +17,13 @@ from umim_core.inference.choice import StopReason
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import Segmentation
-from umim_core.rules.matcher import Advance, Matcher, SuffixMatcher
 from umim_core.text.token_ids import Ints
 
 if TYPE_CHECKING:
     from umim_core.inference.options import GenerateOptions
 
-_FIRST_CAPACITY: Final = 64
-_NO_RULES: Final = np.zeros(1, dtype=np.uint64)
-_NO_RULES.setflags(write=False)  # as tables of rules: another type would be compiled again
 Spans = tuple[tuple[int, int], ...]
 TopTokens = tuple[tuple[int, float], ...]
-
-
-class GeneratedUnits:
-    """The units of B rows of generated tokens, empty at first; all raw without a matcher.
-
-    The rules see generated tokens only; the token that ends a row is never fed. What merges is
-    decided by ``SuffixMatcher``; here it is noted.
-    """
-
-    def __init__(self, matcher: Matcher | None, rows: int) -> None:
-        self._suffixes = (
-            SuffixMatcher(_NO_RULES, rows) if matcher is None else matcher.suffixes(rows)
-        )
-        self._rows = np.arange(rows)
-        self._counts = np.zeros(rows, dtype=np.int64)
-        self._lengths = np.zeros((rows, _FIRST_CAPACITY), dtype=np.int8)
-
-    def push(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
-        """Add the ids just chosen [B] that will be fed to the model, those of ``running`` rows [B].
-
-        Returns:
-            How many units each row rolls back and which span it is fed.
-        """
-        step = self._suffixes.advance(tokens, running)
-        self._counts -= step.rollback
-        if int(self._counts.max()) == self._lengths.shape[1]:
-            self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)], axis=1)
-        self._lengths[self._rows, self._counts] = step.lengths  # 0 behind the end of an ended row
-        self._counts += running
-        return step
-
-    def lengths(self, row: int) -> Ints:
-        """Return the tokens of each unit of a row [S]."""
-        return self._lengths[row, : self._counts[row]].astype(np.int64)
-
-    def spans(self, row: int) -> Spans:
-        """Return a row's merged units as (start, length) in generated tokens, in order."""
-        lengths = self.lengths(row)
-        return merged_spans((np.cumsum(lengths) - lengths, lengths))
 
 
 def merged_spans(cut: Segmentation) -> Spans:
@@ -87,6 +43,7 @@ class Row:
             where a state was continued.
         cut: The units they were prefilled as.
         reused: Units among them that were not evaluated, since their columns were kept.
+        unit_lengths: Tokens of each unit that was fed behind the prompt.
         dropped: Columns that span eviction has dropped.
         cache_lengths: Units in the cache after the prefill and after each fed token, one per
             generated id. A continued state counts from what it held.
@@ -101,6 +58,7 @@ class Row:
     past: int
     prompt_length: int
     cut: Segmentation = field(repr=False)
+    unit_lengths: list[int] = field(default_factory=list, repr=False)
     reused: int = 0
     dropped: int = 0
     cache_lengths: list[int] = field(default_factory=list)
@@ -108,8 +66,6 @@ class Row:
     top_logprobs: list[TopTokens] | None = None
     stop_reason: StopReason | None = None
     error: GenerationError | NumericalError | None = None
-    _units: GeneratedUnits | None = field(default=None, repr=False)
-    _number: int = field(default=0, repr=False)  # in its request, and in _units
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Row) and self._record == other._record
@@ -151,7 +107,8 @@ class Row:
     @property
     def generated_spans(self) -> Spans:
         """Merged spans among the generated tokens that were fed (all but the last)."""
-        return () if self._units is None else self._units.spans(self._number)
+        lengths = np.array(self.unit_lengths, dtype=np.int64)
+        return merged_spans((np.cumsum(lengths) - lengths, lengths))
 
     @property
     def token_reduction(self) -> float:
@@ -182,8 +139,8 @@ class Row:
 
     def held(self) -> tuple[Ints, Ints]:
         """Return the raw ids in the cache [T], and where their units start [S], of a first turn."""
-        assert self._units is not None and not self.past  # noqa: S101  rows that a store keeps
-        lengths = self._units.lengths(self._number)
+        assert not self.past  # noqa: S101  rows that a store keeps
+        lengths = np.array(self.unit_lengths, dtype=np.int64)
         starts = np.cumsum(lengths) - lengths + self.prompt_length
         ids = np.array(self.raw[: self.prompt_length + int(lengths.sum())], dtype=np.int64)
         return ids, np.concatenate([self.cut[0], starts])

@@ -59,7 +59,7 @@ class RowEviction:
                 self._wait(row, int(start), int(length), certain=0)
 
     def push(self, tokens: Ints, running: NDArray[np.bool_]) -> None:
-        """Follow the tokens that the next forward reads; see ``GeneratedUnits.push``."""
+        """Follow the tokens that the next forward reads; as ``SuffixMatcher.advance``."""
         step = self._suffixes.advance(tokens, running)
         for row in np.flatnonzero(running).tolist():
             units, token = self._young[row], self._read[row]
