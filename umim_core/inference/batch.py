@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 import numpy as np
@@ -109,7 +110,7 @@ class _Request(Generic[C]):
     suffixes: SuffixMatcher
     chooser: TokenChooser
     stopper: Stopper
-    eviction: RowEviction | None
+    evictions: list[RowEviction]
     logits: Tensor
 
     @property
@@ -124,8 +125,9 @@ class _Request(Generic[C]):
         """Cut the tokens chosen last into units."""
         tokens = np.array([row.raw[-1] for row in self.rows], dtype=np.int64)
         running = np.array(self._running)
-        if self.eviction is not None:
-            self.eviction.push(tokens, running)
+        for eviction, token, runs in zip(self.evictions, tokens, running, strict=False):
+            if runs:
+                eviction.push(token)
         step, present = self.suffixes.advance(tokens, running), list(self.places)
         units = zip(self.rows, step.rollback.tolist(), step.lengths.tolist(), strict=True)
         for row, rollback, length in units:
@@ -136,12 +138,10 @@ class _Request(Generic[C]):
 
     def take_old(self) -> list[list[int]]:
         """Return the columns that span eviction drops of each row that is present."""
-        if self.eviction is None:
-            return [[] for _ in self.places]
-        old = self.eviction.take_old()
-        for number, row in zip(self.places, self.present, strict=True):
-            row.dropped += len(old[number])
-        return [old[number] for number in self.places]
+        old = [self.evictions[n].take_old() if self.evictions else [] for n in self.places]
+        for row, columns in zip(self.present, old, strict=True):
+            row.dropped += len(columns)
+        return old
 
     def note(self, logits: Tensor, lengths: Tensor) -> None:
         """Note what a forward gave the rows that are present: logits [P, V], columns [P]."""
@@ -264,7 +264,7 @@ class Batch(Generic[C]):
             device=model.backbone.device,
         )
         stopper = Stopper(config, model.backbone.tokenizer, options.stopping_criteria)
-        eviction = None
+        evictions = list[RowEviction]()
         if options.span_eviction is not None:
             require(
                 past is None,
@@ -273,8 +273,8 @@ class Batch(Generic[C]):
                 "past",
                 "Pass the whole text as the prompt, or leave span_eviction out.",
             )
-            read_ids = [row.prompt_ids for row in rows]
-            eviction = RowEviction(model.require_matcher(), options.span_eviction, read_ids)
+            make = partial(RowEviction, model.require_matcher(), options.span_eviction)
+            evictions = [make(row.prompt_ids) for row in rows]
         if self._store is not None and len(prompts) == 1 and past is None:
             kept = self._store.find(read.ids[0], read.cuts[0][0])
             if kept is not None:
@@ -288,7 +288,7 @@ class Batch(Generic[C]):
         several = self._store is not None or len(rows) > 1
         columns, logits = self._reader.begin(read, options, past, several)
         places = {number: (columns, number) for number in range(len(rows))}
-        request = _Request(options, rows, places, suffixes, chooser, stopper, eviction, logits)
+        request = _Request(options, rows, places, suffixes, chooser, stopper, evictions, logits)
         self._note([request], columns, logits)
         self._requests.append(request)
         return rows
@@ -352,7 +352,7 @@ class Batch(Generic[C]):
                 continue
             for number in gone:
                 row, place = request.rows[number], request.places.pop(number)
-                is_whole = request.eviction is None and row.error is None and not row.past
+                is_whole = not request.evictions and row.error is None and not row.past
                 if self._store is not None and is_whole:
                     self._store.put(*row.held(), cast("tuple[UnitCache, int]", place))
             stay = [at for at, number in enumerate(present) if number in request.places]
@@ -382,10 +382,10 @@ class Batch(Generic[C]):
         tokens = np.array([row.raw[-1] for _, row in rows], dtype=np.int64)
         positions, model = None, self._reader.merged_model
         preserved = model.unit_positions == "preserved"
-        if preserved or any(request.eviction is not None for request in requests):
+        if preserved or any(request.evictions for request in requests):
             held = (columns.lengths.numpy() - step.rollback).tolist()
             newest = [
-                len(row.raw) - 1 if preserved or request.eviction is not None else length
+                len(row.raw) - 1 if preserved or request.evictions else length
                 for (request, row), length in zip(rows, held, strict=True)
             ]
             positions = torch.tensor(newest, device=model.backbone.device)[:, None]
@@ -393,7 +393,7 @@ class Batch(Generic[C]):
 
     def _note(self, requests: Sequence[_Request[C]], columns: C, logits: Tensor) -> None:
         """Drop the columns of old spans after a forward; hand logits [B, V] to their requests."""
-        if any(request.eviction is not None for request in requests):
+        if any(request.evictions for request in requests):
             columns.drop([old for request in requests for old in request.take_old()])
         lengths, first = columns.lengths, 0
         for request in requests:

@@ -31,63 +31,55 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from umim_core.rules.matcher import Matcher
-from umim_core.text.token_ids import Ints
 
 SINKS: Final = 1  # first tokens of a text whose columns always stay
 
 
 class RowEviction:
-    """The columns that B rows hold, and the spans that will give theirs up at an age in tokens.
+    """The columns that a row holds, and the spans that will give theirs up at an age in tokens.
 
-    The next forward reads the raw ids of the prompts [B][T_b].
+    The next forward reads the raw ids of the prompt [T].
     """
 
-    def __init__(self, matcher: Matcher, age: int, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, matcher: Matcher, age: int, prompt: Sequence[int]) -> None:
         self._age = age
         self._certain = matcher.rules.longest - 1  # tokens behind a unit's first that may change it
-        self._suffixes = matcher.suffixes(len(prompts))
-        self._read = [len(ids) for ids in prompts]
-        self._held = [list(range(len(ids))) for ids in prompts]  # positions, column by column
-        self._young: list[deque[tuple[int, int]]] = [deque() for _ in prompts]  # not yet certain
+        self._suffixes = matcher.suffixes(1)
+        self._read = len(prompt)
+        self._held = list(range(len(prompt)))  # positions, column by column
+        self._young = deque[tuple[int, int]]()  # units that are not yet certain
         # The last token that a span waits for, and the positions it gives up then; in order.
-        self._waiting: list[deque[tuple[int, range]]] = [deque() for _ in prompts]
-        for row, ids in enumerate(prompts):
-            for start, length in zip(*matcher.segment(np.array(ids)), strict=True):
-                self._wait(row, int(start), int(length), certain=0)
+        self._waiting = deque[tuple[int, range]]()
+        for start, length in zip(*matcher.segment(np.array(prompt)), strict=True):
+            self._wait(int(start), int(length), certain=0)
 
-    def push(self, tokens: Ints, running: NDArray[np.bool_]) -> None:
-        """Follow the tokens that the next forward reads; as ``SuffixMatcher.advance``."""
-        step = self._suffixes.advance(tokens, running)
-        for row in np.flatnonzero(running).tolist():
-            units, token = self._young[row], self._read[row]
-            for _ in range(int(step.rollback[row])):
-                units.pop()
-            length = int(step.lengths[row])
-            units.append((token - length + 1, length))
-            while units and token - units[0][0] >= self._certain:
-                self._wait(row, *units.popleft(), certain=self._certain)
-            self._held[row].append(token)
-            self._read[row] += 1
+    def push(self, token: int) -> None:
+        """Follow the token that the next forward reads."""
+        step = self._suffixes.advance(np.array([token]), np.array([True]))
+        for _ in range(int(step.rollback[0])):
+            self._young.pop()
+        length = int(step.lengths[0])
+        self._young.append((self._read - length + 1, length))
+        while self._young and self._read - self._young[0][0] >= self._certain:
+            self._wait(*self._young.popleft(), certain=self._certain)
+        self._held.append(self._read)
+        self._read += 1
 
-    def _wait(self, row: int, start: int, length: int, certain: int) -> None:
+    def _wait(self, start: int, length: int, certain: int) -> None:
         """Let a certain span wait for its age."""
         if length > 1:
             end = start + length - 1
-            self._waiting[row].append(
-                (max(end + self._age, start + certain), range(max(start, SINKS), end))
-            )
+            last = max(end + self._age, start + certain)
+            self._waiting.append((last, range(max(start, SINKS), end)))
 
-    def take_old(self) -> list[list[int]]:
-        """Return the columns of each row that are old once a forward is done, and forget them."""
-        gone: list[list[int]] = []
-        for held, waiting, read in zip(self._held, self._waiting, self._read, strict=True):
-            columns: list[int] = []
-            while waiting and waiting[0][0] < read:
-                columns += (bisect_left(held, position) for position in waiting.popleft()[1])
-            for column in reversed(columns):
-                del held[column]
-            gone.append(columns)
-        return gone
+    def take_old(self) -> list[int]:
+        """Return the columns that are old once a forward is done, and forget them."""
+        columns = list[int]()
+        while self._waiting and self._waiting[0][0] < self._read:
+            positions = self._waiting.popleft()[1]
+            columns += (bisect_left(self._held, position) for position in positions)
+        for column in reversed(columns):
+            del self._held[column]
+        return columns
