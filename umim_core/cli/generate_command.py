@@ -178,7 +178,7 @@ def _document(out: GenerationOutput) -> dict[str, object]:
     ways: dict[str, object] = {
         "merge": out.merge,
         "raw_tail": out.raw_tail,
-        "span_eviction": out.span_eviction,
+        "span_eviction": out.options.span_eviction,
         "unmerged": out.unmerged[0],
     }
     return {**body, **ways, "timings": timings}

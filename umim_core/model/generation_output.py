@@ -80,16 +80,6 @@ class GenerationOutput(Generation, Shown):
         return self.options.raw_tail or 0
 
     @property
-    def span_eviction(self) -> int | None:
-        """Age in tokens at which columns of spans left the cache; None without."""
-        return self.options.span_eviction
-
-    @property
-    def dropped(self) -> tuple[int, ...]:
-        """How many left it, of all layers or of those below the merge depth; empty without."""
-        return () if self.span_eviction is None else tuple(row.dropped for row in self.rows)
-
-    @property
     def views(self) -> tuple[View, ...]:
         return tuple(self._view(row) for row in self.rows)
 
@@ -108,7 +98,6 @@ class GenerationOutput(Generation, Shown):
         if (self.merge, self.raw_tail) != ("all", 0):
             tail = f", raw tail {self.raw_tail}" if self.raw_tail else ""
             summary += f"; merge {self.merge}{tail}"
-        if self.span_eviction is not None:
-            of_all = f"{row.dropped} of {total - 1} columns dropped"
-            summary += f", span eviction {self.span_eviction}: {of_all}"
+        if (age := self.options.span_eviction) is not None:
+            summary += f", span eviction {age}: {row.dropped} of {total - 1} columns dropped"
         return View(pieces, summary, "umim-generation")
