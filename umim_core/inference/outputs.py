@@ -70,8 +70,6 @@ class Row:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Row) and self._record == other._record
 
-    __hash__ = None  # type: ignore[assignment]  # it grows
-
     @property
     def _record(self) -> tuple[object, ...]:
         units = (self.prompt_units, self.prompt_spans, self.generated_spans, self.cache_lengths)
