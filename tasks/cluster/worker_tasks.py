@@ -46,7 +46,7 @@ def run_on_workers(
 
     Args:
         lease: The cluster, started at the first need.
-        jobs: Calls by key: functions of a module, which workers import, with their arguments.
+        jobs: Calls by key; Ray sends what they close over, so no site and no lease.
         finished: Receives key and result of each call.
         cores: CPU cores of a call.
         writes: Folder of the artifact root that calls write into: they must run where that is.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -28,7 +28,7 @@ from umim_core.adaptation.settings import BASE, WT, adaptation_steps
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe, HarnessQuestions, QuestionFiles
-from umim_core.config.recipe import BackboneDtype, Cell, Device
+from umim_core.config.recipe import Cell
 from umim_core.errors import ConfigError
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.questions import ChoiceScores, score_choices
@@ -141,35 +141,22 @@ def choice_scores_stage(
     batch_size: int,
 ) -> Metrics:
     """Score the test questions; the artifact holds ``scores.json``."""
-    scored = partial(
-        score_task_choices, model, questions.artifact, questions.form, max_tokens, batch_size,
-        site.device, site.dtype,
-    )  # fmt: skip
-    scores = call_on_worker(site.lease, scored)
+    asked, form = read_questions(questions.file("test")), questions.form
+    device, dtype = site.device, site.dtype
+
+    def score() -> ChoiceScores:
+        directory = model.artifact.path / "checkpoint"
+        merged_model = UMIM.from_pretrained(directory, dtype=dtype, device=device).merged_model
+        if model.control is not None:
+            merged_model = load_control(model.control.path / "control", merged_model.backbone)
+        elif model.setting == BASE:
+            merged_model = merged_model.base()
+        encoded = encode_questions(asked, merged_model.backbone.encode, form, max_tokens)
+        return score_choices(encoded, merged_model, batch_size)
+
+    scores = call_on_worker(site.lease, score)
     write_json(out / SCORES, asdict(scores))
     return compared(scores, None if base is None else read_scores(base))
-
-
-def score_task_choices(
-    model: ScoredModel,
-    task: Artifact,
-    form: QuestionForm,
-    max_tokens: int,
-    batch_size: int,
-    device: Device,
-    dtype: BackboneDtype,
-) -> ChoiceScores:
-    """Load a model and score the test questions of a task."""
-    merged_model = UMIM.from_pretrained(
-        model.artifact.path / "checkpoint", dtype=dtype, device=device
-    ).merged_model
-    if model.control is not None:
-        merged_model = load_control(model.control.path / "control", merged_model.backbone)
-    elif model.setting == BASE:
-        merged_model = merged_model.base()
-    asked = read_questions(task.path / "test.jsonl")
-    questions = encode_questions(asked, merged_model.backbone.encode, form, max_tokens)
-    return score_choices(questions, merged_model, batch_size)
 
 
 def read_scores(artifact: Artifact) -> ChoiceScores:

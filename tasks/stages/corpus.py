@@ -182,7 +182,7 @@ def _written(corpus: Artifact, split: str) -> JsonLines:
     return JsonLines(paths=(str(corpus.path / f"{split}.jsonl"),), nul="keep")
 
 
-def tokens(artifact: Artifact, split: str) -> TokenFiles:
+def split_tokens(artifact: Artifact, split: str) -> TokenFiles:
     """Return a split's token ids, read where they are asked for."""
     return TokenFiles.open(artifact.path / split)
 

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from tasks.cluster.worker_tasks import call_on_worker
 from tasks.run.site import Site, machine_name
 from tasks.run.stage import Artifact, Metrics, stage
-from tasks.stages.corpus import OOD, PART, splits_with, tokens
+from tasks.stages.corpus import OOD, PART, split_tokens, splits_with
 from tasks.stages.named import NamedCheckpoint, Questions
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, Segments
 from umim_core.config.form import Merge
-from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import perplexity_figures
 from umim_core.evaluation.questions import evaluate_task
@@ -48,38 +47,30 @@ def evaluate_stage(
     config: EvaluateConfig,
     segment_length: int,
 ) -> Metrics:
-    """Measure alignment in-domain, and perplexity of base and UMIM in and out of domain."""
-    measured = (tokens, checkpoint.directory, config, segment_length, site.device, site.dtype)
-    return call_on_worker(site.lease, partial(measure_texts, *measured))
-
-
-def measure_texts(
-    tokenized: Artifact,
-    checkpoint: Path,
-    config: EvaluateConfig,
-    segment_length: int,
-    device: Device,
-    dtype: BackboneDtype,
-) -> Metrics:
-    """Return alignment in-domain, and perplexity of base and compressed in and out of domain.
+    """Measure alignment in-domain, and perplexity of base and UMIM in and out of domain.
 
     Of a mixture's parts both are measured; the names of those numbers end in ``_part_<name>``.
     Standard errors (``_se``) are over rows.
     """
-    merged_model = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device).merged_model
-    own = splits_with(tokenized, PART)
-    metrics: Metrics = {}
-    for split in ("test", *own):
-        rows = rows_of(tokenized, split, segment_length, config.alignment_rows, config.segments)
-        alignment = evaluate_alignment(rows, merged_model, config.batch_size).metrics()
-        suffix = "" if split == "test" else f"_{split}"
-        metrics |= {f"{name}{suffix}": value for name, value in alignment.items()}
-    for split in ("test", *splits_with(tokenized, OOD), *own):
-        part = rows_of(tokenized, split, segment_length, config.perplexity_rows, config.segments)
-        suffix = "" if split == "test" else f"_{split}"
-        figures = perplexity_figures(part, merged_model, config.batch_size)
-        metrics |= {f"{name}{suffix}": value for name, value in figures.items()}
-    return metrics
+    directory, device, dtype = checkpoint.directory, site.device, site.dtype
+
+    def measure() -> Metrics:
+        merged_model = UMIM.from_pretrained(directory, dtype=dtype, device=device).merged_model
+        own = splits_with(tokens, PART)
+        metrics: Metrics = {}
+        for split in ("test", *own):
+            rows = rows_of(tokens, split, segment_length, config.alignment_rows, config.segments)
+            alignment = evaluate_alignment(rows, merged_model, config.batch_size).metrics()
+            suffix = "" if split == "test" else f"_{split}"
+            metrics |= {f"{name}{suffix}": value for name, value in alignment.items()}
+        for split in ("test", *splits_with(tokens, OOD), *own):
+            rows = rows_of(tokens, split, segment_length, config.perplexity_rows, config.segments)
+            figures = perplexity_figures(rows, merged_model, config.batch_size)
+            suffix = "" if split == "test" else f"_{split}"
+            metrics |= {f"{name}{suffix}": value for name, value in figures.items()}
+        return metrics
+
+    return call_on_worker(site.lease, measure)
 
 
 def rows_of(
@@ -90,7 +81,7 @@ def rows_of(
     segments: Segments = "first",
 ) -> list[NDArray[np.int32]]:
     """Return so many rows [L] of a test split, fewer if it has fewer."""
-    cut = TokenRows.of_segments(tokens(tokenized, split), segment_length)
+    cut = TokenRows.of_segments(split_tokens(tokenized, split), segment_length)
     first = range(min(count, len(cut)))
     chosen = spread_rows(len(cut), count) if segments == "spread" else first
     return [cut.row(index) for index in chosen]
@@ -140,8 +131,18 @@ def benchmark_stage(
     the checkpoint's own rules. The key has what is known of the machine before, and
     ``machine.json`` names what was timed on: processor, threads and a GPU.
     """
-    timed = partial(time_checkpoint, tokens, checkpoint.directory, config, site.device, site.dtype)
-    rows, place = call_on_worker(site.lease, timed, alone=True)
+    directory, device, dtype = checkpoint.directory, site.device, site.dtype
+
+    def measure() -> tuple[list[ThroughputRow], str]:
+        umim = UMIM.from_pretrained(directory, dtype=dtype, device=device)
+        # Each pair of runs begins one continuation further on, then round again.
+        needed = tokens_needed(config) + config.pairs * config.new_tokens
+        text = np.asarray(split_tokens(tokens, "test")[:needed], dtype=np.int64)
+        rows = measure_throughput(umim.merged_model, text, config)
+        place = machine_name(torch.get_num_threads())
+        return rows, place if device == "cpu" else f"{place}, {torch.cuda.get_device_name()}"
+
+    rows, place = call_on_worker(site.lease, measure, alone=True)
     for name, content in {"machine": place, "throughput": [asdict(row) for row in rows]}.items():
         text = json.dumps(content, indent=1, sort_keys=True) + "\n"
         (out / f"{name}.json").write_text(text, encoding="utf-8")
@@ -152,23 +153,6 @@ def benchmark_stage(
         if row.rules == "natural" and (row.batch_size, row.prompt_tokens) == shown
         for name in ("speedup", "bound", "token_reduction")
     }
-
-
-def time_checkpoint(
-    tokenized: Artifact,
-    checkpoint: Path,
-    config: BenchmarkConfig,
-    device: Device,
-    dtype: BackboneDtype,
-) -> tuple[list[ThroughputRow], str]:
-    """Return the rows of a checkpoint, and what they were measured on: see ``machine.json``."""
-    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
-    test = tokens(tokenized, "test")
-    # Each pair of runs begins one continuation further on, then round again.
-    text = test[: tokens_needed(config) + config.pairs * config.new_tokens]
-    rows = measure_throughput(umim.merged_model, np.asarray(text, dtype=np.int64), config)
-    place = machine_name(torch.get_num_threads())
-    return rows, place if device == "cpu" else f"{place}, {torch.cuda.get_device_name()}"
 
 
 def throughput_rows(artifact: Artifact) -> list[ThroughputRow]:

@@ -24,7 +24,6 @@ from tasks.stages.named import NamedBackbone, ReadFiles, without_places
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.config.corpus import GeneratedCorpus
-from umim_core.config.recipe import Device
 from umim_core.progress import followed, leave_note
 from umim_core.store.artifacts import sha256_bytes, sha256_file
 from umim_core.store.publication import STATE
@@ -91,53 +90,44 @@ def generate_stage(out: Path, site: Site, *, generation: Generation) -> Metrics:
         selected = select_questions(corpus, Prompter(tokenizer, corpus))
         generation.questions.check_unchanged("questions changed while they were selected")
         write_selection(out, selected)
-    selection, state = read_selection(out), out / STATE
+    selection, state, device = read_selection(out), out / STATE, site.device
     shards = range(-(-len(selection.texts) // corpus.shard_questions))
+
+    def make_shards(numbers: Sequence[int], notes: bool) -> None:
+        """Sample and write shards, on one thread, with a model that is loaded once.
+
+        A call whose worker was lost is made again, and finds what it had written. One of several
+        calls notes how many of all shards there are.
+        """
+        check_device(device)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(_THREADS)
+        try:
+            backbone = load_backbone(
+                corpus.model, revision=corpus.revision, dtype=corpus.dtype, device=device
+            )
+            prompter = Prompter(backbone.require_tokenizer(), corpus)
+            for number in numbers:
+                first = number * corpus.shard_questions
+                texts = selection.texts[first : first + corpus.shard_questions]
+                if not shard_path(out, number).is_file():
+                    write_shard(out, number, _rows(backbone, prompter, corpus, texts, first))
+                if notes:
+                    done = sum(shard_path(out, other).is_file() for other in shards)
+                    leave_note(state, done, len(shards), "sampling")
+        finally:
+            torch.set_num_threads(threads)
+
     missing = [number for number in shards if not shard_path(out, number).is_file()]
     workers = max(1, site.lease.config.workers)
     jobs = {
-        first: partial(make_shards, corpus, out, site.device, share, len(shards), notes=not first)
+        first: partial(make_shards, share, not first)
         for first in range(workers)
         if (share := missing[first::workers])
     }
     with followed(state):
         run_on_workers(site.lease, jobs, lambda *_: None, writes=out)
     return _metrics(out, selection)
-
-
-def make_shards(
-    corpus: GeneratedCorpus,
-    out: Path,
-    device: Device,
-    numbers: Sequence[int],
-    of: int,
-    *,
-    notes: bool,
-) -> None:
-    """Sample and write shards, on one thread, with a model that is loaded once.
-
-    A call whose worker was lost is made again, and finds what it had written. One of several calls
-    notes how many of all shards there are.
-    """
-    check_device(device)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(_THREADS)
-    try:
-        backbone = load_backbone(
-            corpus.model, revision=corpus.revision, dtype=corpus.dtype, device=device
-        )
-        prompter = Prompter(backbone.require_tokenizer(), corpus)
-        questions = read_selection(out).texts
-        for number in numbers:
-            first = number * corpus.shard_questions
-            texts = questions[first : first + corpus.shard_questions]
-            if not shard_path(out, number).is_file():
-                write_shard(out, number, _rows(backbone, prompter, corpus, texts, first))
-            if notes:
-                done = sum(shard_path(out, other).is_file() for other in range(of))
-                leave_note(out / STATE, done, of, "sampling")
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _rows(

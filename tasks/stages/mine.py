@@ -27,7 +27,6 @@ from tasks.stages.named import NamedBackbone, NamedRules, NamedTokenizer
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import EvaluationError
 from umim_core.mining.confidence import SpanCounts, add_span_counts, confidence_counts
@@ -177,63 +176,54 @@ def given_rules_stage(
 def confidence_stage(
     out: Path, site: Site, *, tokens: Part, backbone: NamedBackbone, options: RuleOptions
 ) -> Metrics:
-    """Count the maximal runs of 2 to 4 tokens that the backbone is confident about."""
-    count_here = partial(
-        count_spans, out, tokens.path, backbone.name, backbone.revision, options,
-        site.device, site.dtype,
-    )  # fmt: skip
-    with followed(out / STATE):
-        return call_on_worker(site.lease, count_here, writes=out)
+    """Count the maximal runs of 2 to 4 tokens that the backbone is confident about.
 
+    It is asked piece by piece; pieces that a run before has left are not asked again.
+    """
+    state, length, device, dtype = out / STATE, options.length, site.device, site.dtype
+    name, revision, text = backbone.name, backbone.revision, tokens.path
 
-def count_spans(
-    out: Path,
-    tokens: Path,
-    backbone: str,
-    revision: str | None,
-    options: RuleOptions,
-    device: Device,
-    dtype: BackboneDtype,
-) -> Metrics:
-    """Ask a backbone piece by piece; pieces that a run before has left are not asked again."""
-    state, length = out / STATE, options.length
-    clear_leftovers(out)  # of an earlier run, or of a worker that was lost
-    tokenizer = load_tokenizer(backbone, revision=revision)
-    excluded = excluded_ids(tokenizer, options.protect)
-    shards = TokenFiles.open(tokens)
-    check_known(shards.max_id, tokenizer)
-    whole = segment_borders(len(shards), length)
-    most = int(whole[-1]) if options.confidence_tokens is None else options.confidence_tokens
-    offsets = whole[: most // length + 1]
-    model = load_backbone(backbone, revision=revision, dtype=dtype, device=device)
-    model.check_positions("rows", length, EvaluationError, "Lower segment_length.")
-    pieces = _pieces(offsets)
-    parts: list[SpanCounts] = []
-    for number, (first, last) in enumerate(pieces):
+    def count_spans() -> Metrics:
+        clear_leftovers(out)  # of an earlier run, or of a worker that was lost
+        tokenizer = load_tokenizer(name, revision=revision)
+        excluded = excluded_ids(tokenizer, options.protect)
+        shards = TokenFiles.open(text)
+        check_known(shards.max_id, tokenizer)
+        whole = segment_borders(len(shards), length)
+        most = int(whole[-1]) if options.confidence_tokens is None else options.confidence_tokens
+        offsets = whole[: most // length + 1]
+        model = load_backbone(name, revision=revision, dtype=dtype, device=device)
+        model.check_positions("rows", length, EvaluationError, "Lower segment_length.")
+        pieces = _pieces(offsets)
+        parts: list[SpanCounts] = []
+        for number, (first, last) in enumerate(pieces):
 
-        def ask(out: Path, first: int = first, last: int = last) -> None:
-            spans, support = confidence_counts(
-                model,
-                shards[first:last],
-                segment_borders(last - first, length),
-                min_probability=options.min_probability,
-                batch_size=_BATCH,
-                excluded=excluded,
-            )
-            save_orders(out, spans=spans, support=support)
+            def ask(out: Path, first: int = first, last: int = last) -> None:
+                spans, support = confidence_counts(
+                    model,
+                    shards[first:last],
+                    segment_borders(last - first, length),
+                    min_probability=options.min_probability,
+                    batch_size=_BATCH,
+                    excluded=excluded,
+                )
+                save_orders(out, spans=spans, support=support)
 
-        piece = state / f"piece-{number}"
-        keep_part(piece, {"tokens": [first, last]}, ask, _confidence_logger)
-        parts.append(_read_spans(piece))
-        leave_note(state, number + 1, len(pieces), "asking the backbone")
-    counted = add_span_counts(parts)
-    save_orders(out, spans=counted[0], support=counted[1])
-    write_json(out / _CORPUS, {"digest": ids_digest(shards, offsets)})
-    return {
-        "tokens": float(offsets[-1]),
-        **{f"spans_{n}": float(len(counted[0][n])) for n in counted[0]},
-        **{f"runs_{n}": float(counted[1][n].sum()) for n in counted[1]},
-    }
+            piece = state / f"piece-{number}"
+            keep_part(piece, {"tokens": [first, last]}, ask, _confidence_logger)
+            parts.append(_read_spans(piece))
+            leave_note(state, number + 1, len(pieces), "asking the backbone")
+        counted = add_span_counts(parts)
+        save_orders(out, spans=counted[0], support=counted[1])
+        write_json(out / _CORPUS, {"digest": ids_digest(shards, offsets)})
+        return {
+            "tokens": float(offsets[-1]),
+            **{f"spans_{n}": float(len(counted[0][n])) for n in counted[0]},
+            **{f"runs_{n}": float(counted[1][n].sum()) for n in counted[1]},
+        }
+
+    with followed(state):
+        return call_on_worker(site.lease, count_spans, writes=out)
 
 
 @stage(version=3, free=_COSTS)

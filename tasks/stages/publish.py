@@ -22,7 +22,7 @@ from tasks.report.render import Report, table_text
 from tasks.report.report import ReportData, agreement, write_report
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, Metrics, stage
-from tasks.stages.corpus import tokens
+from tasks.stages.corpus import split_tokens
 from tasks.stages.evaluate import throughput_rows
 from umim_core.adaptation.settings import WT, find_setting
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -101,7 +101,7 @@ def _example(rows: list[ComparisonRow], results: list[Result]) -> Report:
         label += f" (highest Top-1 of {len(merged)} checkpoints)"
     config = read_config(resolve_checkpoint(source))
     tokenizer = load_tokenizer(config.backbone, revision=config.backbone_revision)
-    text = decode(tokenizer, tokens(tokenized, "test")[:_EXAMPLE_TOKENS].tolist())
+    text = decode(tokenizer, split_tokens(tokenized, "test")[:_EXAMPLE_TOKENS].tolist())
     cut = compress_text(text, source)
     return {"label": label, "spans": list(zip(cut.units, cut.unit_lengths, strict=True))}
 

@@ -26,9 +26,9 @@ from tasks.stages.corpus import (
     OOD,
     CorpusText,
     corpus_stage,
+    split_tokens,
     splits_with,
     tokenize_stage,
-    tokens,
 )
 from tasks.stages.named import NamedTokenizer
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
@@ -204,9 +204,9 @@ def test_every_split_becomes_a_folder_of_shards_with_a_digest_of_its_own(
     done = stage(folder / "root", lease, corpus_of(folder, train_tokens=20))
     everything = [ids_of(TEXTS[name], tokenizer) for name in sorted(TEXTS)]
     flat = [token for ids in everything for token in ids]
-    assert tokens(done, "train")[:].tolist() == flat[:20]
-    assert tokens(done, "valid")[:].tolist() == flat
-    assert tokens(done, "valid").num_documents == 4  # the empty one is left out
+    assert split_tokens(done, "train")[:].tolist() == flat[:20]
+    assert split_tokens(done, "valid")[:].tolist() == flat
+    assert split_tokens(done, "valid").num_documents == 4  # the empty one is left out
     assert splits_with(done, OOD) == ["ood_code"]
     assert done.metrics["tokens_test"] == len(everything[-1])
     assert not (done.path / "state").exists()

@@ -20,8 +20,8 @@ from tasks.stages.corpus import (
     CorpusText,
     corpus_stage,
     mixture_stage,
+    split_tokens,
     tokenize_stage,
-    tokens,
 )
 from tasks.stages.named import NamedTokenizer, without_places
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -74,7 +74,7 @@ def test_a_remote_corpus_is_tokenised_and_leaves_no_credentials(
 ) -> None:
     done = tokenize(config, made(config, tmp_path), tmp_path)
     expected = load_tokenizer(NAME).encode("Return the valid array.", add_special_tokens=False)
-    assert tokens(done, "valid")[:].tolist() == expected
+    assert split_tokens(done, "valid")[:].tolist() == expected
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 6
     assert all(SECRET.encode() not in path.read_bytes() for path in files)

@@ -20,7 +20,7 @@ from support.dying import die_at
 from support.sites import here
 from support.training_processes import exit_codes, start_ranks
 from tasks.run.stage import Artifact
-from tasks.stages.corpus import CorpusText, corpus_stage, tokenize_stage, tokens
+from tasks.stages.corpus import CorpusText, corpus_stage, split_tokens, tokenize_stage
 from tasks.stages.generate import Generation, generate_stage
 from tasks.stages.named import NamedTokenizer
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -154,9 +154,9 @@ def test_a_questions_trajectories_share_a_split_and_are_tokenised_like_any_text(
     done = tokenize_stage(corpus=made, text=text, train_tokens=50, tokenizer=tokenizer).build(site)
     texts = [str(row["text"]) for row in splits["valid"]]
     want = load_tokenizer(corpus.model)(texts, add_special_tokens=False)["input_ids"]
-    assert tokens(done, "valid")[:].tolist() == [i for ids in want for i in ids]
-    assert tokens(done, "ood_other")[:].tolist() == [9, 8, 7]
-    assert len(tokens(done, "train")) == 50
+    assert split_tokens(done, "valid")[:].tolist() == [i for ids in want for i in ids]
+    assert split_tokens(done, "ood_other")[:].tolist() == [9, 8, 7]
+    assert len(split_tokens(done, "train")) == 50
 
 
 def test_a_corpus_without_its_trajectories_is_refused(
