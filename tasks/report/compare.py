@@ -14,7 +14,6 @@ from tasks.report.comparison import (
     Measured,
     cell_row,
     cell_words,
-    form_fields,
     given_name,
     held_rules,
     is_of_a_text,
@@ -105,7 +104,7 @@ def _row(result: Result, setting: str, seed: int) -> ComparisonRow:
         setting=setting,
         seed=trained_with if isinstance(trained_with, int) else None,
         source="shipped",
-        **form_fields(config),
+        **config.form(),
         **held_rules(directory / "rules"),
         **measured,
     )

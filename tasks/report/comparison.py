@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     field_serializer,
     field_validator,
+    model_validator,
 )
 
 from tasks.report.render import Table, file_table, fitted
@@ -29,10 +30,7 @@ COMPARISON_PARAMS: Final = (
     *("backbone", "tau", "setting", "rule_source", "min_probability", "overlap", "containment"),
     *("positions", "depth", "kind", "seed"),
 )
-LATER_PARAMS: Final = (  # of a run in MLflow only where they deviate
-    *("rule_budget", "confidence_tokens", "revision", "unit_positions", "method", "residual"),
-    *("rule_rows", "merge_depth", "adapter_rank", "spans"),
-)
+_NO_PARAMS: Final = ("module_positions", "source", "metrics", "errors", "scores")
 COMPARISON_METRICS: Final = (
     *("token_reduction", "rules", "top1", "top3", "top10", "topp", "mrr", "kl"),
     *("top1_states", "kl_states", "ppl_base", "ppl_umim", "accuracy_base", "accuracy_umim"),
@@ -71,14 +69,13 @@ class Measured(BaseModel):
     stderr: float | None = Field(default=None, ge=0)
 
 
-class ComparisonRow(BaseModel):
+class ComparisonRow(ModuleForm):
     """Everything measured for one cell and setting, as files hold it.
 
     Attributes:
         rule_source: What made the rules: frequency, confidence, a list, or a directory by name.
         tau: Count threshold of the rules; None where they have none.
         min_probability: What every token of a confident span exceeds; None where unknown.
-        positions: Those of the module; with the fields behind it, its form.
         setting: Which checkpoint and rules were used (``umim_core.adaptation.settings``).
         seed: Seed of the training run; None where unknown.
         source: Whether this run made the checkpoint or it is shipped with the package.
@@ -91,7 +88,7 @@ class ComparisonRow(BaseModel):
             ``TASK_TR``, 0..1. The setting WT holds every setting of its cell.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(allow_inf_nan=True)
 
     backbone: str
     revision: str | None = None
@@ -103,21 +100,19 @@ class ComparisonRow(BaseModel):
     rule_budget: int | None = None
     confidence_tokens: int | None = None
     spans: int | None = None
-    positions: str = "none"
-    depth: int = 1
-    kind: str = "attention"
-    unit_positions: str = "compact"
-    residual: str = "none"
-    rule_rows: int = 0
-    merge_depth: int = 0
-    adapter_rank: int = 0
-    method: Literal["umim"] = "umim"
     setting: str = WT
     seed: int | None = None
     source: Literal["this run", "shipped"] = "this run"
     metrics: dict[str, float | None] = Field(default_factory=dict)
     errors: dict[str, float] = Field(default_factory=dict)
     scores: dict[tuple[str, str], dict[str, Measured]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_files(cls, row: Any) -> Any:
+        named = {"module_positions" if n == "positions" else n: v for n, v in dict(row).items()}
+        named.pop("method", None)
+        return named
 
     @field_validator("scores", mode="before")
     @classmethod
@@ -143,13 +138,6 @@ class ComparisonRow(BaseModel):
     @property
     def tasks(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(task for task, _ in self.scores))
-
-    def deviations(self) -> tuple[str, ...]:
-        """Return in words where the module's form deviates from the paper's."""
-        names = {name: name for name in ModuleForm.model_fields} | {"module_positions": "positions"}
-        return ModuleForm.model_validate(
-            {of: getattr(self, name) for of, name in names.items()}
-        ).deviations()
 
     @property
     def model(self) -> str:
@@ -234,10 +222,14 @@ class ComparisonRow(BaseModel):
         return None if base is None or merged is None else (base, merged)
 
     def params(self) -> dict[str, object]:
-        """Return the parameters of the row's MLflow run; ``LATER_PARAMS`` where they deviate."""
-        usual = {name: field.default for name, field in type(self).model_fields.items()}
-        later = [name for name in LATER_PARAMS if getattr(self, name) != usual[name]]
-        return {name: getattr(self, name) for name in (*COMPARISON_PARAMS, *later)}
+        """Return the parameters of the row's MLflow run, further ones where they deviate."""
+        values = dict(self) | {"positions": self.module_positions}
+        later = [
+            name
+            for name, field in type(self).model_fields.items()
+            if name not in (*COMPARISON_PARAMS, *_NO_PARAMS) and values[name] != field.default
+        ]
+        return {name: values[name] for name in (*COMPARISON_PARAMS, *later)}
 
     def measured(self) -> dict[str, float]:
         """Return the metrics of the row's MLflow run: those that were measured and are finite.
@@ -276,7 +268,7 @@ def cell_words(cell: Cell | ComparisonRow) -> list[str]:
 def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
     """Return the row of a cell; given rules are described by their manifest."""
     names = ("backbone", "revision", "rule_budget", "confidence_tokens", "spans")
-    fields = {name: getattr(cell, name) for name in names} | form_fields(cell)
+    fields = {name: getattr(cell, name) for name in names} | cell.form()
     if cell.rules is not None:
         rules = held_rules(Path(cell.rules)) | {"min_probability": 0.0}
         rules["rule_source"] = f"rules {given_name(cell.rules)}"
@@ -286,12 +278,6 @@ def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
         if cell.source == "confidence":
             rules["min_probability"] = cell.min_probability
     return ComparisonRow(**{**fields, **rules, **measured})
-
-
-def form_fields(form: ModuleForm) -> dict[str, Any]:
-    """Return a module's form as a row holds it."""
-    fields = {name: getattr(form, name) for name in ModuleForm.model_fields}
-    return {"positions": fields.pop("module_positions"), **fields}
 
 
 def held_rules(directory: Path) -> dict[str, Any]:
@@ -326,7 +312,11 @@ _VARIANTS: Final = (  # headings of fields that may differ
     *("positions", "depth", "kind", "residual", "rule rows", "merge depth", "adapter rank"),
     "unit positions",
 )
-_FIELDS: Final = {"most rules": "rule_budget", "tokens asked": "confidence_tokens"}
+_FIELDS: Final = {
+    "most rules": "rule_budget",
+    "tokens asked": "confidence_tokens",
+    "positions": "module_positions",
+}
 
 
 def variants(rows: Sequence[ComparisonRow]) -> dict[str, str]:
