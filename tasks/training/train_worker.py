@@ -11,7 +11,6 @@ import secrets
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -28,8 +27,7 @@ from umim_core.training.train_job import TrainJob, read_summary, run_job
 from umim_core.training.train_ranks import rank_and_world, ranks_where
 
 logger = logging.getLogger("umim.train")
-Fields = dict[str, object]
-Worker = Callable[[Fields], None]
+Worker = Callable[[], None]
 
 
 def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
@@ -38,29 +36,22 @@ def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
     Returns:
         Steps taken, best step and score, skipped steps.
     """
-    return launch_worker(run_worker, asdict(job), Path(job.out), lease)
+    return launch_worker(partial(run_worker, job), Path(job.out), lease)
 
 
-def launch_worker(
-    worker: Worker, fields: Fields, out: Path, lease: ClusterLease
-) -> dict[str, float]:
-    """Call a worker function on every rank, and return the numbers of the summary it left."""
+def launch_worker(worker: Worker, out: Path, lease: ClusterLease) -> dict[str, float]:
+    """Call a function on every rank, and return the numbers of the summary it left."""
     state = out / STATE
     with followed(state):
         if lease.config.workers == 0:
-            worker(fields)
+            worker()
         else:
             with lease.room(lease.config.workers):
-                _launch_ray(worker, fields, lease.config, state / "ray")
+                _launch_ray(worker, lease.config, state / "ray")
     return read_summary(out)
 
 
-def _launch_ray(
-    worker: Worker,
-    fields: Fields,
-    cluster: ClusterConfig,
-    scratch: Path,
-) -> None:
+def _launch_ray(worker: Worker, cluster: ClusterConfig, scratch: Path) -> None:
     from ray.exceptions import RayError
     from ray.train import (
         ControllerError,
@@ -78,12 +69,8 @@ def _launch_ray(
     meeting = scratch / secrets.token_hex(8)
     meeting.mkdir(parents=True)
     trainer = TorchTrainer(
-        partial(_run_rank, worker, str(meeting)),
-        train_loop_config=fields,
-        scaling_config=ScalingConfig(
-            num_workers=cluster.workers,
-            use_gpu=cluster.use_gpu,
-        ),
+        partial(_run_rank, worker, meeting),
+        scaling_config=ScalingConfig(num_workers=cluster.workers, use_gpu=cluster.use_gpu),
         torch_config=MeetingConfig(backend="nccl" if cluster.use_gpu else "gloo"),
         run_config=RunConfig(
             name="train",
@@ -145,13 +132,12 @@ def _release(controller: str | None) -> None:
         logger.warning("the workers' places are not given back: %s", error)
 
 
-def _run_rank(worker: Worker, scratch: str, fields: Fields) -> None:
+def _run_rank(worker: Worker, folder: Path) -> None:
     """Call a worker function on a Ray worker, once: Ray starts a group again after any error.
 
     A lost worker is worth another try, but a typed error would only come back. It goes to a
     file, and a group that finds one ends at once, all ranks together.
     """
-    folder = Path(scratch)
     rank, world = rank_and_world()
     shared = folder.is_dir()
     if ranks_where(shared and bool(_error_files(folder, world))):
@@ -159,7 +145,7 @@ def _run_rank(worker: Worker, scratch: str, fields: Fields) -> None:
     try:
         if blind := ranks_where(not shared):  # rules, rows and states are not there either
             raise not_shared(folder, f"ranks {blind}")
-        worker(fields)
+        worker()
     except UmimError as error:
         if shared:
             write_json(_error_path(folder, rank), as_data(error))
@@ -180,8 +166,7 @@ def _raise_recorded(scratch: Path, world: int) -> None:
         raise from_data(json.loads(path.read_text(encoding="utf-8")))
 
 
-def run_worker(job_fields: Fields) -> None:
+def run_worker(job: TrainJob) -> None:
     """Train on one rank; rank 0 writes checkpoint, curve and summary into the job's directory."""
     logging.getLogger("umim").setLevel(logging.INFO)
-    job = TrainJob(**job_fields)  # type: ignore[arg-type]  # a TrainJob as plain data
     run_job(job, partial(make_strategy, job.strategy))

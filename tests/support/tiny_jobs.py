@@ -25,7 +25,7 @@ def tiny_job(
     return replace(job, **fields)
 
 
-def train_jobs(_: int, *jobs: dict[str, object]) -> None:
+def train_jobs(_: int, *jobs: TrainJob) -> None:
     """Run jobs one after the other on one rank."""
     for job in jobs:
         run_worker(job)

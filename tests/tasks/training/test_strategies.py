@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,14 +106,14 @@ def run_pair(folder: Path, jobs: list[TrainJob]) -> None:
     """Run jobs in two processes."""
     for job in jobs:
         Path(job.out).mkdir(parents=True, exist_ok=True)
-    run_ranks(folder, 2, train_jobs, *map(asdict, jobs))
+    run_ranks(folder, 2, train_jobs, *jobs)
 
 
 @pytest.fixture(scope="module")
 def joint(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process over the whole batches."""
     out = tmp_path_factory.mktemp("joint")
-    run_worker(asdict(replace(job, out=str(out))))
+    run_worker(replace(job, out=str(out)))
     return out
 
 
@@ -193,7 +193,7 @@ def test_two_ranks_end_with_equal_weights_and_the_curve_of_one_process(
 def test_rule_rows_of_two_ranks_end_as_those_of_one_process(
     job: TrainJob, runs: Path, tmp_path: Path
 ) -> None:
-    run_worker(asdict(replace(rowed(job), out=str(tmp_path))))
+    run_worker(replace(rowed(job), out=str(tmp_path)))
     for step in (1, 2):
         pair, alone = state(runs / "rule-rows", step), state(tmp_path, step)
         assert torch.equal(pair["optimizer.rows.steps"], alone["optimizer.rows.steps"])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def dpo(
     (folder / "questions.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     sft = tiny_job(folder, WIDTH, DistillConfig(**SETTINGS, bf16=False), out=str(folder / "sft"))
     (folder / "sft").mkdir()
-    run_worker(asdict(sft))
+    run_worker(sft)
     return replace(
         sft,
         train=str(folder / "questions.jsonl"),

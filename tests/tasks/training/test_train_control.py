@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def files(out: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_job_trains_a_control_and_writes_it(job: TrainJob, kind: str, tmp_path: Path) -> None:
-    run_worker(asdict(replace(job, control=kind, out=str(tmp_path))))
+    run_worker(replace(job, control=kind, out=str(tmp_path)))
     backbone = load_backbone(job.backbone)
     trained = load_control(tmp_path / "control", backbone)
     base = MergedModel.without_merging(backbone)
@@ -128,8 +128,8 @@ def test_two_ranks_train_the_control_of_one(job: TrainJob, kind: str, tmp_path: 
     pairs = (ddp, replace(alone, strategy="deepspeed", out=str(tmp_path / "zero")))
     for made in (alone, *pairs):
         Path(made.out).mkdir()
-    run_worker(asdict(alone))
-    run_ranks(tmp_path / "ranks", 2, train_jobs, *map(asdict, pairs))
+    run_worker(alone)
+    run_ranks(tmp_path / "ranks", 2, train_jobs, *pairs)
     expected = scores(load_control(Path(alone.out) / "control", backbone))
     for pair in pairs:
         found = scores(load_control(Path(pair.out) / "control", backbone))

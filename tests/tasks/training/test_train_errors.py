@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -20,17 +21,16 @@ pytestmark = pytest.mark.full
 RULE, VALUE, REMEDY = "a loss must be finite", [1, 2], "Lower the learning rate."
 
 
-def raise_on_rank_1(fields: dict[str, object]) -> None:
+def raise_on_rank_1(out: Path, typed: bool) -> None:
     """Leave a line per start; then one rank raises and the other waits for it."""
     import torch
     import torch.distributed as dist
 
-    with Path(str(fields["out"]), f"attempts-{dist.get_rank()}").open("a") as lines:
+    with (out / f"attempts-{dist.get_rank()}").open("a") as lines:
         lines.write("started\n")
     dist.barrier()
     if dist.get_rank() == 1:
-        typed = NumericalError(RULE, VALUE, REMEDY)
-        raise typed if fields["typed"] else ValueError("not ours")
+        raise NumericalError(RULE, VALUE, REMEDY) if typed else ValueError("not ours")
     dist.all_reduce(torch.zeros(1))
 
 
@@ -50,20 +50,20 @@ def attempts(out: Path) -> list[int]:
 
 def test_a_typed_error_is_raised_after_one_attempt(lease: ClusterLease, tmp_path: Path) -> None:
     with pytest.raises(NumericalError) as caught:
-        launch_worker(raise_on_rank_1, {"out": str(tmp_path), "typed": True}, tmp_path, lease)
+        launch_worker(partial(raise_on_rank_1, tmp_path, True), tmp_path, lease)
     assert str(caught.value) == str(NumericalError(RULE, VALUE, REMEDY))
     assert attempts(tmp_path) == [1, 1]
 
 
 def test_any_other_error_has_the_restarts(lease: ClusterLease, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="may be lost at most 2 times; got ValueError: not ours"):
-        launch_worker(raise_on_rank_1, {"out": str(tmp_path), "typed": False}, tmp_path, lease)
+        launch_worker(partial(raise_on_rank_1, tmp_path, False), tmp_path, lease)
     assert attempts(tmp_path) == [3, 3]
 
 
-def wait_for_the_end(fields: dict[str, object]) -> None:
+def wait_for_the_end(out: Path) -> None:
     """Say that the group has started, and stay."""
-    Path(str(fields["out"]), "started").touch()
+    (out / "started").touch()
     time.sleep(600)
 
 
@@ -94,8 +94,8 @@ def test_a_lost_controller_is_named_and_its_group_gives_its_cores_back(
     killer = threading.Thread(target=kill_the_controller, args=(when, tmp_path))
     killer.start()
     with pytest.raises(ClusterError, match="the controller of a training must stay alive"):
-        launch_worker(wait_for_the_end, {"out": str(tmp_path)}, tmp_path, lease)
+        launch_worker(partial(wait_for_the_end, tmp_path), tmp_path, lease)
     killer.join()
     assert when is started or not started(tmp_path)
     with pytest.raises(NumericalError):  # another group has room
-        launch_worker(raise_on_rank_1, {"out": str(tmp_path), "typed": True}, tmp_path, lease)
+        launch_worker(partial(raise_on_rank_1, tmp_path, True), tmp_path, lease)
