@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -86,17 +87,13 @@ def check_nodes(folder: Path | None) -> None:
     Args:
         folder: A folder of the artifact root, which every node must see; None for no such need.
     """
-    if folder is None:
-        _check(None)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    # No cache of a file system can know a name that is random.
-    with tempfile.TemporaryDirectory(prefix="look-", dir=folder) as seen:
-        _check(Path(seen))
-
-
-def _check(folder: Path | None) -> None:
-    answers = _ask(folder)
+    look: AbstractContextManager[str | None] = nullcontext()
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        # No cache of a file system can know a name that is random.
+        look = tempfile.TemporaryDirectory(prefix="look-", dir=folder)
+    with look as seen:
+        answers = _ask(seen)
     require_same_code({node: CodeIdentity(**code) for node, (code, _) in answers.items()})
     blind = [node for node, (_, sees) in sorted(answers.items()) if not sees]
     if folder is not None and blind:
@@ -115,7 +112,7 @@ def require_same_code(nodes: Mapping[str, CodeIdentity]) -> None:
         require(same, ClusterError, _SAME_CODE, found, remedy)
 
 
-def _ask(folder: Path | None) -> dict[str, _Answer]:
+def _ask(folder: str | None) -> dict[str, _Answer]:
     """Return what each living node answers (``_answer``), by its address."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
@@ -125,7 +122,7 @@ def _ask(folder: Path | None) -> dict[str, _Answer]:
     asked = {
         node["NodeManagerAddress"] + ":" + str(node["NodeManagerPort"]): answer.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(None if folder is None else str(folder))
+        ).remote(folder)
         for node in ray.nodes()
         if node["Alive"]
     }
