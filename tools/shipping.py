@@ -24,7 +24,6 @@ from typing import Any, Final, TypeVar
 import torch
 from safetensors.torch import load_file
 
-from docs.make import cards
 from docs.make.document import RESULTS, ROOT
 from docs.make.results import documents_of, part_label
 from flows import parts
@@ -86,7 +85,9 @@ class FinishedRun(Planner):
         found = f"no stage {spec.name} of {label or self.recipe.name}"
         remedy = "Name the recipe that was run, as it was then, and run it with this code."
         require(place.is_dir(), ConfigError, rule, found, remedy)
-        return _artifact(place)
+        return Artifact.of(
+            place, read_manifest(place, kind="stage", schema=STAGE_SCHEMA, verify=False)
+        )
 
 
 def found(checkpoint: Path, recipe: Recipe) -> tuple[Result, parts.Sources]:
@@ -102,10 +103,6 @@ def found(checkpoint: Path, recipe: Recipe) -> tuple[Result, parts.Sources]:
         str(checkpoint),
         "Name the recipe that was run, as it was then.",
     )
-
-
-def _artifact(path: Path) -> Artifact:
-    return Artifact.of(path, read_manifest(path, kind="stage", schema=STAGE_SCHEMA, verify=False))
 
 
 def store(
@@ -318,7 +315,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     file = RESULTS / f"{recipe.name}.json"
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    for document in (*cards.documents(), *documents_of(file)):
+    for document in documents_of(file):
         document.write()
         print(document.path.relative_to(ROOT))
     write_sums()

@@ -13,14 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from docs.make import cards, readme, recipe_fields, results
+from docs.make import readme, recipe_fields, results
 from docs.make.document import RESULTS, ROOT, Document
 from tasks.report.paper import paper_page
 
 MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
     "results": results.documents,
     "readme": readme.documents,
-    "cards": cards.documents,
     "recipe-fields": recipe_fields.documents,
     "missed-gates": lambda: [Document(RESULTS / "missed-gates.md", results.missed_gates)],
     "paper-tables": lambda: [

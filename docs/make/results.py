@@ -111,6 +111,7 @@ def documents_of(results: Path) -> list[Document]:
     report = read_results(results)
     mark = f"<!-- results {sha256_file(results)} -->\n"
     figures: dict[str, Callable[[], str]] = {}
+    further: list[Document] = []
     if report.get("kind") == "ablation":
         write_page = partial(ablation_page, report)
         figures = {f"{results.stem}-{name}": partial(figure_svg, report, name) for name in FIGURES}
@@ -125,12 +126,21 @@ def documents_of(results: Path) -> list[Document]:
             figures = {results.stem: partial(_positions_svg, report)}
         elif report["benchmark"] == "calls":
             figures = {results.stem: partial(_calls_svg, report)}
+        elif report["benchmark"] == "shipped_model":
+            card = ROOT / "umim_core" / "embedded" / "assets" / report["checkpoint"] / "README.md"
+            further = [Document(card, partial(_card, report))]
     else:
         return []
     return [
         Document(results.with_suffix(".md"), write_page),
         *(Document(results.with_name(f"{s}.svg"), draw, mark) for s, draw in figures.items()),
+        *further,
     ]
+
+
+def _card(report: Report) -> str:
+    """Return the model card of a shipped checkpoint."""
+    return page("shipped_card.md", report | shipped_parts(report), TEMPLATES) + "\n"
 
 
 def _attention_svg(example: Report) -> str:

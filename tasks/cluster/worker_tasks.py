@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -59,8 +58,8 @@ def run_on_workers(
                 result = job()
             finished(key, result)
         return
-    threaded = {key: partial(_threaded, job, cores) for key, job in jobs.items()}
-    run_on_cluster(lease, threaded, finished, cores, gpus=int(lease.config.use_gpu), writes=writes)
+    gpus = int(lease.config.use_gpu)
+    run_on_cluster(lease, jobs, finished, cores, gpus=gpus, writes=writes, threads=cores)
 
 
 def run_on_cluster(
@@ -71,10 +70,11 @@ def run_on_cluster(
     *,
     gpus: int = 0,
     writes: Path | None = None,
+    threads: int | None = None,
 ) -> None:
     """Make calls as tasks of the cluster, whatever its configuration says of workers.
 
-    torch keeps the threads that it has: who uses it comes by `run_on_workers`.
+    torch gets so many threads; with None it is not imported.
     """
     cluster = lease.ensure()
     import ray
@@ -90,7 +90,7 @@ def run_on_cluster(
         max_calls=0,
         max_retries=_RESTARTS,
     )(_call)
-    waiting = {remote.remote(job, writes): key for key, job in jobs.items()}
+    waiting = {remote.remote(job, writes, threads): key for key, job in jobs.items()}
     try:
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=_WAIT_SECONDS)
@@ -171,17 +171,14 @@ def cores_of_a_machine(config: ClusterConfig) -> int:
     return max(1, *cores)
 
 
-def _call(job: Callable[[], R], writes: Path | None) -> R:
+def _call(job: Callable[[], R], writes: Path | None, threads: int | None) -> R:
     if writes is not None and not writes.is_dir():
         raise not_shared(writes, f"node {socket.gethostname()}")
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)  # a call before this one may have had other cores
     try:
         return job()
     finally:
         release_memory()  # of a GPU that another worker may have next
-
-
-def _threaded(job: Callable[[], R], threads: int) -> R:
-    import torch
-
-    torch.set_num_threads(threads)  # a call before this one may have had other cores
-    return job()

@@ -119,16 +119,15 @@ class Ours(Model):
         return results, rows
 
     def _shown(self, row: dict[str, Any]) -> bool:
-        return all(
-            _field_or_none(row, name) in values for name, values in self.where.items()
-        ) and not any(_field(row, name) in values for name, values in self.without.items())
+        return all(_field(row, name) in values for name, values in self.where.items()) and not any(
+            _field(row, name) in values for name, values in self.without.items()
+        )
 
     def _worded(self, row: dict[str, Any]) -> dict[str, Any]:
-        worded = {
-            f"{name}_word": words.get(str(_field(row, name)), str(_field(row, name)))
-            for name, words in self.words.items()
+        texts = {name: str(_field(row, name)) for name in self.words}
+        return row | {
+            f"{name}_word": self.words[name].get(text, text) for name, text in texts.items()
         }
-        return row | worded
 
 
 def _amount(row: Mapping[str, Any]) -> str:
@@ -145,18 +144,10 @@ def _undiffering(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not name.endswith("_difference")}
 
 
-def _field(row: dict[str, Any], name: str) -> Any:
-    value: Any = row
-    for part in name.split("."):
-        value = value[part]
-    return value
-
-
-def _field_or_none(row: dict[str, Any], name: str) -> Any:
-    try:
-        return _field(row, name)
-    except KeyError:
-        return None
+def _field(row: Mapping[str, Any], name: str) -> Any:
+    """Return a field, or one below it by its path; None for one that is absent."""
+    first, _, rest = name.partition(".")
+    return _field(row.get(first) or {}, rest) if rest else row.get(first)
 
 
 class PrintedColumn(Model):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -109,20 +110,23 @@ def _saving(data: ReportData) -> ReportFigure | None:
     """Draw quality against saved time where it was measured, and against saved tokens."""
     rows = data.base_rows()
     task = next((row.tasks[0] for row in rows if row.tasks), DEFAULT_TASK)
-    savings = {"Saved time of prefill (%)": _saved_time, "Saved tokens (%)": _saved_tokens}
-    qualities = {
-        "Perplexity, times the base model's": _perplexity_ratio,
-        "Accuracy change (points)": lambda row: _accuracy_change(row, task),
+    savings: dict[str, Callable[[ComparisonRow], float | None]] = {
+        "Saved time of prefill (%)": lambda row: (
+            (times := row.metric("prefill_speedup")) and 1 - 1 / times
+        ),
+        "Saved tokens (%)": lambda row: row.metric("token_reduction"),
     }
     panels = []
-    for ylabel, quality in qualities.items():
+    for ylabel, level, quality in (
+        ("Perplexity, times the base model's", 1.0, _perplexity_ratio),
+        ("Accuracy change (points)", 0.0, partial(_accuracy_change, task=task)),
+    ):
         for xlabel, saving in savings.items():
             lines = [
-                Line(row.label, [(x, value[0])], index, [value[1]], joined=False)
+                Line(row.label, [(100 * x, value[0])], index, [value[1]], joined=False)
                 for index, row in enumerate(rows)
                 if (x := saving(row)) is not None and (value := quality(row)) is not None
             ]
-            level = 0.0 if ylabel.startswith("Accuracy") else 1.0
             axes = {"xlabel": xlabel, "ylabel": ylabel}
             panels += [Panel(lines, axes=axes, levels=[(level, None)])] if lines else []
     if not panels:
@@ -133,16 +137,6 @@ def _saving(data: ReportData) -> ReportFigure | None:
     )
     figure = chart(panels, columns=2)
     return ReportFigure(FIRST, "Quality against what is saved", caption, figure, wide=True)
-
-
-def _saved_time(row: ComparisonRow) -> float | None:
-    speedup = row.metric("prefill_speedup")
-    return 100 * (1 - 1 / speedup) if speedup else None
-
-
-def _saved_tokens(row: ComparisonRow) -> float | None:
-    reduction = row.metric("token_reduction")
-    return None if reduction is None else 100 * reduction
 
 
 def _perplexity_ratio(row: ComparisonRow) -> tuple[float, float] | None:

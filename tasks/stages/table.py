@@ -42,7 +42,7 @@ from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoin
 from umim_core.config.rule_options import RuleOptions
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.errors import ConfigError, CorpusError, MissingExtraError, require
-from umim_core.evaluation.questions import QuestionSet, QuestionSource, ShardScores, of_ruler
+from umim_core.evaluation.questions import QuestionSet, QuestionSource, of_ruler
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.artifacts import directory_digest, write_json
@@ -279,12 +279,8 @@ def shards_stage(
             jobs[path] = partial(
                 score_shard, place, setting, source, question_set, first, last, own
             )
-    run_on_workers(site.lease, jobs, _keep_shard, cores)
+    run_on_workers(site.lease, jobs, lambda path, scores: write_json(path, asdict(scores)), cores)
     return read_shards(out).figures()
-
-
-def _keep_shard(path: Path, scores: ShardScores) -> None:
-    write_json(path, asdict(scores))
 
 
 @stage(

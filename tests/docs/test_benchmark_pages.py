@@ -73,4 +73,4 @@ def test_committed_documents_are_current(name: str) -> None:
 def test_an_unknown_document_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["readmee"])
-    assert "results, readme, cards, recipe-fields" in capsys.readouterr().err
+    assert "results, readme, recipe-fields" in capsys.readouterr().err
