@@ -150,24 +150,16 @@ def _waves(
     while True:
         wave: list[TokenJob] = []
         for split, jobs in splits.items():
-            done = len(outcomes[split])
-            limit = jobs[0].limit
+            done, limit, read = len(outcomes[split]), jobs[0].limit, outcomes[split]
             if limit is None:
                 wave += jobs[done:]
-            elif not _reached(outcomes[split], limit):
+            elif not any(isinstance(one, UmimError) for one in read) and (
+                sum(one.tokens for one in read) < limit
+            ):
                 wave += jobs[done : max(2 * done, os.cpu_count() or 1)]
         if not wave:
             return
         yield wave
-
-
-def _reached(outcomes: Sequence[Outcome], limit: int) -> bool:
-    total = 0
-    for outcome in outcomes:
-        if isinstance(outcome, UmimError):
-            return True
-        total += outcome.tokens
-    return total >= limit
 
 
 def threads_per_job(share: int, sizes: Sequence[int]) -> int:

@@ -110,7 +110,7 @@ def memory_of_cells(recipe: RunRecipe) -> list[CellMemory]:
                 cell,
                 rows=config.batch_size // hardware.gpus,
                 segment_length=recipe.segment_length,
-                bf16=recipe.placement[1] == "bfloat16",
+                bf16=config.backbone_dtype(recipe.cluster.device) == "bfloat16",
                 strategy=recipe.cluster.strategy,
                 gpus=hardware.gpus,
                 micro_batch=config.micro_batch,

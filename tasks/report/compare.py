@@ -89,12 +89,27 @@ def comparison_rows(results: Sequence[Result], seed: int) -> list[ComparisonRow]
 
 
 def _row(result: Result, setting: str, seed: int) -> ComparisonRow:
-    evaluation, timed = result.evaluations[setting], measures(setting, "speed")
     directory = resolve_checkpoint(result.checkpoints[setting])
-    metrics = _metrics(evaluation, result.benchmark if timed else None)
-    metrics["rules"] = float(sum(rule_counts(directory / "rules").values()))
-    scores = _scores(result.scores, setting)
-    measured = {"metrics": metrics, "errors": _errors(evaluation), "scores": scores}
+    values: Mapping[str, float] = result.evaluations[setting].metrics
+    shown: dict[str, float | None] = {
+        name: value
+        for name, value in values.items()
+        if name in COMPARISON_METRICS or is_of_a_text(name)
+    }
+    if result.benchmark is not None and measures(setting, "speed"):
+        timed = result.benchmark.metrics
+        shown |= {name: timed.get(name) for name in ("prefill_speedup", "decode_speedup")}
+    shown["rules"] = float(sum(rule_counts(directory / "rules").values()))
+    errors = {name: values.get(f"{name}_se") for name in (*COMPARISON_METRICS, "nats_increase")}
+    measured = {
+        "metrics": shown,
+        "errors": {name: error for name, error in errors.items() if error is not None},
+        "scores": {  # WT shows those of every setting
+            (task, of): _score(TASKS.find(task).metrics, scored.metrics)
+            for (task, of), scored in result.scores.items()
+            if setting == WT or of in (BASE, setting)
+        },
+    }
     if result.cell is not None:
         return cell_row(result.cell, setting=setting, seed=seed, **measured)
     config = read_config(directory)
@@ -110,39 +125,10 @@ def _row(result: Result, setting: str, seed: int) -> ComparisonRow:
     )
 
 
-def _metrics(evaluation: Artifact, benchmark: Artifact | None) -> dict[str, float | None]:
-    values: Mapping[str, float] = evaluation.metrics
-    metrics: dict[str, float | None] = {
-        name: value
-        for name, value in values.items()
-        if name in COMPARISON_METRICS or is_of_a_text(name)
-    }
-    if benchmark is not None:
-        for name in ("prefill_speedup", "decode_speedup"):
-            metrics[name] = benchmark.metrics.get(name)
-    return metrics
-
-
-def _errors(evaluation: Artifact) -> dict[str, float]:
-    """Return the standard errors over rows of text that the comparison shows."""
-    names = (*COMPARISON_METRICS, "nats_increase")
-    known = {name: evaluation.metrics.get(f"{name}_se") for name in names}
-    return {name: error for name, error in known.items() if error is not None}
-
-
 def rule_counts(rules: Path) -> dict[int, int]:
     """Return how many rules of each order a rule directory says it holds."""
     manifest = read_manifest(rules, kind="rules", schema=RULES_SCHEMA, verify=False)
     return {int(n): int(count) for n, count in manifest["rules"].items()}
-
-
-def _scores(scores: Scores, setting: str) -> dict[tuple[str, str], dict[str, Measured]]:
-    """Return the scores of one setting and the base model; WT shows those of every setting."""
-    return {
-        (task, of): _score(TASKS.find(task).metrics, artifact.metrics)
-        for (task, of), artifact in scores.items()
-        if setting == WT or of in (BASE, setting)
-    }
 
 
 def _score(names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, Measured]:

@@ -49,7 +49,7 @@ from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_name, record_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import Recipe, RunRecipe
-from umim_core.config.table_recipe import TableRecipe
+from umim_core.config.recipe_files import AnyRecipe
 from umim_core.errors import ArtifactError, ConfigError
 from umim_core.progress import listening
 from umim_core.store.artifacts import canonical_json, sha256_bytes
@@ -102,12 +102,11 @@ def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
     return [future.result() for future in futures]
 
 
-def site_of(root: Path, recipe: RunRecipe, lease: ClusterLease) -> Site:
+def site_of(root: Path, recipe: AnyRecipe, lease: ClusterLease) -> Site:
     """Return where the stages of a recipe are built; backbones are measured as they are trained."""
-    if isinstance(recipe, Recipe):
-        return Site(root, lease, recipe.distill.backbone_dtype(lease.config.device))
-    measured = isinstance(recipe, TableRecipe | AdaptationRecipe)
-    return Site(root, lease, recipe.dtype) if measured else Site(root, lease)
+    trained = isinstance(recipe, Recipe)
+    dtype = recipe.distill.backbone_dtype(lease.config.device) if trained else recipe.dtype
+    return Site(root, lease, dtype)
 
 
 @dataclass
@@ -210,10 +209,6 @@ class PipelineRun(Generic[R]):
         adapts = isinstance(self.recipe, AdaptationRecipe)
         return self.tracker.link(adaptation_rows(self.recipe.task_name) if adapts else "")
 
-    def executed(self) -> list[str]:
-        """Return the names of the stages that were built rather than found."""
-        return [artifact.stage for artifact in self.artifacts if artifact.executed]
-
 
 @contextmanager
 def open_pipeline(
@@ -278,7 +273,8 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
                 with suppress(ArtifactError):  # the first error is the one to show
                     tracker.finish(key, status)
     tracker.finish(key)
-    logger.info("%d stages, %d executed", len(run.artifacts), len(run.executed()))
+    built = sum(artifact.executed for artifact in run.artifacts)
+    logger.info("%d stages, %d executed", len(run.artifacts), built)
     for line in time_lines(run.artifacts, time.monotonic() - began, run.at_a_time):
         logger.info("%s", line)
     if link := run.link():

@@ -52,7 +52,9 @@ def test_a_backbone_is_measured_as_it_is_distilled(bf16: bool) -> None:
     for use_gpu, device in ((False, "cpu"), (True, "cuda")):
         raw = changed("distill.bf16", bf16) | {"cluster": {"use_gpu": use_gpu}}
         dtype = "bfloat16" if use_gpu and bf16 else "float32"
-        assert Recipe.model_validate(raw).placement == (device, dtype)
+        recipe = Recipe.model_validate(raw)
+        assert recipe.cluster.device == device
+        assert recipe.distill.backbone_dtype(device) == dtype
         assert PreferenceConfig(max_steps=1).backbone_dtype(device) == "float32"
 
 

@@ -255,12 +255,6 @@ class Recipe(RunRecipe):
         None, description="GPUs it is meant for; --dry-run tells whether the training fits."
     )
 
-    @property
-    def placement(self) -> tuple[Device, BackboneDtype]:
-        """Device and data type of a frozen backbone that is measured: as it is distilled."""
-        device = self.cluster.device
-        return device, self.distill.backbone_dtype(device)
-
     def rule_options(self, cell: Cell) -> RuleOptions:
         """Return how the rules of a cell are made."""
         found = {name: getattr(cell, name) for name in RuleSearch.model_fields}
