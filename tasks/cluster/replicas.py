@@ -153,7 +153,8 @@ class ReplicatedEngine:
         """Return whether a replica runs."""
         if self._ended:
             return False
-        return await run_in_threadpool(_running, self._handle.app_name)
+        known = await run_in_threadpool(_deployments, self._handle.app_name)
+        return any(one.replica_states.get("RUNNING") for one in known)
 
     async def events(
         self, body: AnyBody, calls: Calls | None, merging: bool, new_tokens: int
@@ -179,10 +180,6 @@ class ReplicatedEngine:
         except (asyncio.CancelledError, GeneratorExit):
             answer.cancel()
             raise
-
-
-def _running(application: str) -> bool:
-    return any(one.replica_states.get("RUNNING") for one in _deployments(application))
 
 
 def _deployments(application: str) -> list[DeploymentStatusOverview]:
@@ -225,9 +222,10 @@ def replicated(
     application = f"umim-{secrets.token_hex(4)}"  # others may serve on the same cluster
     with (
         ray_cluster(cores, replicas.address, object_store_bytes=200 * _MIB) as cluster,
-        _deleted(application),
+        on_stop(partial(_delete, application)),
         ExitStack() as ends,
     ):
+        ends.callback(_delete, application)
         deployment = serve.deployment(EngineReplica, **options)
         try:
             serve.start(proxy_location="Disabled")
@@ -236,22 +234,14 @@ def replicated(
             ends.callback(handle.shutdown)  # or its next report to Ray Serve starts Ray again
             described = handle.described.remote().result()
         except (RuntimeError, RayError, RayServeException) as error:
-            raise ClusterError("all replicas must start", _reason(error, application)) from error
+            known = [one.message for one in _deployments(application)]
+            last = "\n".join([str(error), *known]).strip().rpartition("\n")[2]
+            raise ClusterError("all replicas must start", last) from error
         if cluster.is_here:
             require_loopback(listening_addresses())
         engine = ReplicatedEngine(handle, *described)
         ends.callback(engine.end)
         yield engine
-
-
-@contextmanager
-def _deleted(application: str) -> Iterator[None]:
-    """Have Ray Serve end an application's replicas at the end of the block, or at a stop in it."""
-    with on_stop(partial(_delete, application)):
-        try:
-            yield
-        finally:
-            _delete(application)
 
 
 def _delete(application: str) -> None:
@@ -264,9 +254,3 @@ def _delete(application: str) -> None:
         serve.status()  # answered after the request before it has arrived
     except (RayError, RayServeException) as error:
         _log.warning("replicas of %s may run on: %s", application, type(error).__name__)
-
-
-def _reason(error: Exception, application: str) -> str:
-    """Return the last line of what Ray Serve knows about a start that failed."""
-    known = [one.message for one in _deployments(application)]
-    return "\n".join([str(error), *known]).strip().rpartition("\n")[2]

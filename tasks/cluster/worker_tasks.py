@@ -171,7 +171,7 @@ def cores_of_a_machine(config: ClusterConfig) -> int:
     return max(1, *cores)
 
 
-def _call(job: Callable[[], R], writes: Path | None, threads: int | None) -> R:
+def _call(job: Callable[[], R], writes: Path | None, threads: int | None = None) -> R:
     if writes is not None and not writes.is_dir():
         raise not_shared(writes, f"node {socket.gethostname()}")
     if threads is not None:
