@@ -62,6 +62,15 @@ def run_on_workers(
     run_on_cluster(lease, jobs, finished, cores, gpus=gpus, writes=writes, threads=cores)
 
 
+def run_on_worker(
+    lease: ClusterLease, job: Callable[[], R], cores: int = 1, *, writes: Path | None = None
+) -> R:
+    """Make one call as `run_on_workers` does, and return its result."""
+    results = list[R]()
+    run_on_workers(lease, {"": job}, lambda _, one: results.append(one), cores, writes=writes)
+    return results[0]
+
+
 def run_on_cluster(
     lease: ClusterLease,
     jobs: Mapping[K, Callable[[], R]],
@@ -126,14 +135,11 @@ def call_on_worker(
     """
     if not calls_leave_this_process(lease.config):
         return job()
-    config, cluster, results = lease.config, lease.ensure(), list[R]()
+    config, cluster = lease.config, lease.ensure()
     cores = cores_of_a_machine(config) if alone else cores_of_a_call(config, cluster)
     gpus = cluster.gpus if alone else 1
     with lease.room(gpus if config.use_gpu else cores):
-        run_on_workers(
-            lease, {"": job}, lambda _, result: results.append(result), cores, writes=writes
-        )
-    return results[0]
+        return run_on_worker(lease, job, cores, writes=writes)
 
 
 def calls_leave_this_process(config: ClusterConfig) -> bool:

@@ -13,8 +13,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     field_serializer,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -109,10 +111,16 @@ class ComparisonRow(ModuleForm):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_older_files(cls, row: Any) -> Any:
-        named = {"module_positions" if n == "positions" else n: v for n, v in dict(row).items()}
-        named.pop("method", None)
-        return named
+    def _from_files(cls, row: Any) -> Any:
+        if not isinstance(row, dict):
+            return row
+        named = {"module_positions" if n == "positions" else n: v for n, v in row.items()}
+        return {name: value for name, value in named.items() if name != "method"}  # of older ones
+
+    @model_serializer(mode="wrap")
+    def _in_files(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        row: dict[str, Any] = fields(self)
+        return {"positions" if n == "module_positions" else n: v for n, v in row.items()}
 
     @field_validator("scores", mode="before")
     @classmethod

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from tasks.cluster.worker_tasks import run_on_workers
+from tasks.cluster.worker_tasks import run_on_worker, run_on_workers
 from tasks.data.table_jobs import (
     QUESTIONS,
     SHARDS,
@@ -42,7 +42,7 @@ from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoin
 from umim_core.config.rule_options import RuleOptions
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.errors import ConfigError, CorpusError, MissingExtraError, require
-from umim_core.evaluation.questions import QuestionSet, QuestionSource, of_ruler
+from umim_core.evaluation.questions import QuestionSource, of_ruler
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.artifacts import directory_digest, write_json
@@ -202,12 +202,9 @@ def _options(recipe: TableRecipe, own: GenerationSet) -> dict[str, int]:
 @stage(version=2)
 def questions_stage(out: Path, site: Site, *, data: TableQuestions) -> Metrics:
     """Find out how many questions a task has, which, and the metrics that are means over them."""
-
-    def keep(_: str, questions: QuestionSet) -> None:
-        write_json(out / QUESTIONS, asdict(questions))
-
-    run_on_workers(site.lease, {data.task: partial(find_questions, data.source())}, keep)
-    return {"questions": float(read_questions(out).count)}
+    questions = run_on_worker(site.lease, partial(find_questions, data.source()))
+    write_json(out / QUESTIONS, asdict(questions))
+    return {"questions": float(questions.count)}
 
 
 @stage(version=2, free=_SAME)
@@ -301,10 +298,8 @@ def text_stage(
     cores: int,
 ) -> Metrics:
     """Measure alignment and perplexity of one text."""
-    metrics: Metrics = {}
     place = _place(checkpoint, backbone, site, batch_size)
-    jobs = {"text": partial(measure_text, place, _in_place(text))}
-    run_on_workers(site.lease, jobs, lambda _, scores: metrics.update(scores), cores)
+    metrics = run_on_worker(site.lease, partial(measure_text, place, _in_place(text)), cores)
     files.check_unchanged("a text changed while it was measured")
     return metrics
 
