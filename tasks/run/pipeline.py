@@ -173,17 +173,18 @@ class PipelineRun(Generic[R]):
     def _record(self, artifact: Artifact) -> None:
         manifest = artifact.manifest()
         curve = read_curve(artifact.path) if (artifact.path / CURVE).is_file() else []
-        names = sorted({name for row in curve for name in row if name != "step"})
         self.tracker.stage_run(
             self.key,
             artifact.stage,
             artifact.key,
             {"config": manifest["config"], "inputs": manifest["inputs"]},
             {**artifact.metrics, "seconds": float(manifest["facts"]["seconds"])},
-            {
-                name: [(int(row["step"]), row[name]) for row in curve if name in row]
-                for name in names
-            },
+            [
+                (n, int(row["step"]), value)
+                for row in curve
+                for n, value in row.items()
+                if n != "step"
+            ],
             artifacts=_files_to_show(artifact),
             inputs=[
                 RunInput(name, str(digest), artifact.stage, context)

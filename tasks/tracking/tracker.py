@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("umim.tracking")
 Point = tuple[str, int, float]  # metric, step, value
 Metrics = Mapping[str, float | None]
-Curve = Sequence[tuple[int, float]]
 Kind = Literal["pipeline", "stage", "comparison", "harness"]
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 RECIPE_TAG: Final = "umim.recipe"
@@ -195,15 +194,14 @@ class Tracker:
         key: str,
         params: Mapping[str, object],
         metrics: Metrics,
-        curves: Mapping[str, Curve] | None = None,
+        curve: Sequence[Point] = (),
         artifacts: Sequence[Path] = (),
         inputs: Sequence[RunInput] = (),
         *,
         tags: Mapping[str, str] | None = None,
     ) -> None:
         """Record a finished stage under its pipeline; a stage recorded before is left alone."""
-        points = [(n, s, v) for n, curve in (curves or {}).items() for s, v in curve]
-        points += _final(metrics)
+        points = [*curve, *_final(metrics)]
         name, time_ms = f"{stage} {key[:8]}", _now()
 
         def write() -> None:

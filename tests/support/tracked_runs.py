@@ -25,7 +25,7 @@ def record_stage(tracker: Tracker, pipeline: str, stage: str, files: Path) -> No
         f"{pipeline}-{stage}",
         {"steps": 3},
         {"kl": 0.0, "seconds": 1.5},
-        {"train_kl": [(step, 1.0 / step) for step in range(1, 4)]},
+        [("train_kl", step, 1.0 / step) for step in range(1, 4)],
         artifacts=[files / "rules"] if stage == "count" else [],
         inputs=[RunInput("tokens", stage[0] * 64, "tokenize")],
         tags={"umim.digest": stage},

@@ -47,7 +47,7 @@ def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
         "d1",
         {"steps": 0, "optimiser": {"lr": 0.002}},
         {"kl": 0.0, "top1": None, "broken": float("nan"), "pass@1": 0.25},
-        {"train_loss": curve, "zero": [(0, 0.0)]},
+        [*(("train_loss", step, loss) for step, loss in curve), ("zero", 0, 0.0)],
         [tmp_path / "note.txt", tmp_path / "rules"],
         [RunInput("tokens", "ab" * 32, "tokenize/xyz")],
     )
@@ -75,7 +75,7 @@ def test_runs_are_completed_opened_again_and_never_reopened_once_finished(
 ) -> None:
     tracker.pipeline_run("p", {"a": 1}, {PREFECT_TAG: "first"})
     for _ in range(2):
-        tracker.stage_run("p", "count", "c", {"tau": 5}, {"n": 7.0}, {"seen": [(1, 1.0)]})
+        tracker.stage_run("p", "count", "c", {"tau": 5}, {"n": 7.0}, [("seen", 1, 1.0)])
         stage = run_of(tracker, "stage", "c")
         assert stage.info.status == "FINISHED"
         MlflowClient(tracker.uri).update_run(stage.info.run_id, "RUNNING")  # as a crash leaves it
