@@ -35,7 +35,8 @@ def driver_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    for name in ("evaluate_alignment", "perplexity_figures", "evaluate_task"):
+    measured = ("evaluate_alignment", "perplexity_figures", "evaluate_task", "measure_throughput")
+    for name in measured:
         monkeypatch.setattr(stage, name, elsewhere(getattr(stage, name)))
 
 
@@ -65,12 +66,8 @@ def test_two_workers_give_the_numbers_of_one_process(
 
 @pytest.mark.full
 def test_throughput_is_timed_by_a_worker_whose_threads_are_in_the_key(
-    tiny_run: Walk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: Walk, tmp_path: Path, driver_computes_nothing: None
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("the process of the flow times")
-
-    monkeypatch.setattr(stage, "measure_throughput", refuse)
     later = shutil.ignore_patterns("benchmark", "report")
     root = Path(shutil.copytree(tiny_run.root, tmp_path / "root", ignore=later))
     run = walk_on_workers(root, tiny_run.recipe.model_dump_json(), 2)
