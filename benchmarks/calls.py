@@ -49,7 +49,7 @@ from umim_core.tuning.tune import ReplyScores, reply_scores
 SETS: Final = ("simple_python", "multiple", "parallel", "parallel_multiple")
 UNSEEN: Final = "multiple"  # the set whose functions no training may see
 SHORT: Final = 4  # tokens of the spans of one side
-_NEW: Final = 160  # tokens of a reply
+NEW: Final = 160  # tokens of a reply
 _TOOLS: Final = "function"  # the field of a question
 _BATCH: Final = 8  # prompts that are answered at once
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
@@ -228,7 +228,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     umim = load(options, report)
     questions = list(read_questions(options.bfcl, options.sets, options.most, options.after))
     require(bool(questions), CorpusError, "--after and --most must leave questions", "none")
-    report |= {"questions": len(questions), "sets": options.sets, "new_tokens": _NEW}
+    report |= {"questions": len(questions), "sets": options.sets, "new_tokens": NEW}
     report |= {"after": options.after, "longest": umim.rules.longest}
     report |= {"form": umim.checkpoint.config.form(), "sides": []}
 
@@ -308,7 +308,7 @@ def ask(
     """Answer a batch greedily and score right calls; what lies in ``answers`` is read there."""
     decides = {
         "model": identity(umim, merge),
-        "new_tokens": _NEW,
+        "new_tokens": NEW,
         "rows": [[row.prompt.tolist(), row.parts, row.reply.tolist()] for row in rows],
         "questions": [
             [question.accepted, *sizes] for question, sizes in zip(questions, written, strict=True)
@@ -317,7 +317,7 @@ def ask(
 
     def answer() -> dict[str, Any]:
         tokenizer = umim.backbone.require_tokenizer()
-        options = GenerateOptions(merge=merge, raw_tail=0, max_new_tokens=_NEW, do_sample=False)
+        options = GenerateOptions(merge=merge, raw_tail=0, max_new_tokens=NEW, do_sample=False)
         right, saved, tools_saved = list[bool](), list[float](), list[float]()
         batch = [PromptIds(row.prompt, row.parts) for row in rows]
         made = umim.engine.generate(batch, options.of_model(umim.backbone))

@@ -287,7 +287,7 @@ def _output(command: Sequence[object], given: str | None = None) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def _about(name: str, label: str) -> Report:
+def about(name: str, label: str) -> Report:
     """Return what an engine is called, and the version of its package."""
     code = f"from importlib.metadata import version; print(version({_PACKAGES[name]!r}))"
     return {"name": label, "version": _output([ENGINES / name / "bin" / "python", "-c", code])}
@@ -317,11 +317,11 @@ def run(options: argparse.Namespace, report: Report) -> None:
     }
     for name, engine in servers.items():
         measured = measure_server(engine, options.export, prompts)
-        report["engines"][name] = _about(name, engine.name) | measured
+        report["engines"][name] = about(name, engine.name) | measured
         save(report, options.out)
     if openvino:
         measured = measure_openvino(options.export_half, prompts)
-        report["engines"]["openvino"] = _about("openvino", "OpenVINO GenAI") | measured
+        report["engines"]["openvino"] = about("openvino", "OpenVINO GenAI") | measured
         save(report, options.out)
 
 

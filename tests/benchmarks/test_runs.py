@@ -124,4 +124,5 @@ def test_every_benchmark_is_run_here_or_has_tests_of_its_own() -> None:
     named = {path.stem for path in scripts if re.search("^BENCHMARK", path.read_text(), re.M)}
     elsewhere = {"answers", "calls", "generated_texts", "gpu", "positions"}  # next to this
     elsewhere |= {"second_source"}
-    assert named - elsewhere == {*QUICK, *FULL, "engines"}  # tests/serving
+    served = {"cache_types", "engines"}  # tests/serving
+    assert named - elsewhere == {*QUICK, *FULL, *served}
