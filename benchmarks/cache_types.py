@@ -26,7 +26,7 @@ from benchmarks.calls import NEW, SETS, calls_of, is_right, read_questions
 from benchmarks.engines import CONTEXT, SERVERS, about, running
 from benchmarks.runner import Benchmark, Report, kept, save
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.errors import CorpusError, require
+from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.store.artifacts import sha256_file
 from umim_core.text.chat_parts import write_chat
 from umim_core.text.token_ids import encode, spread_rows
@@ -42,7 +42,7 @@ def bits(kind: str) -> float:
 
 
 def figures(kind: str, right: Sequence[bool], base: Sequence[bool]) -> Report:
-    """Return the figures of a type, against those of the base's."""
+    """Return the figures of a type by which calls are right, against those of the first."""
     change = points(right, base)
     return {
         "type": kind,
@@ -76,6 +76,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
     tokenizer = load_tokenizer(str(options.model))
     chats = [write_chat(one.messages, tokenizer, one.tools) for one in questions]
     prompts = [encode(tokenizer, chat.text) for chat in chats]
+    program = SERVERS["llama"].program
+    rule = "llama.cpp's server must be installed"
+    require(program.exists(), ConfigError, rule, str(program), "Run `tools/engine.sh llama`.")
     engine = about("llama", SERVERS["llama"].name)
     report |= {"backbone": options.model.stem, "engine": engine, "questions": len(questions)}
     report |= {"after": options.after, "new_tokens": NEW, "sides": []}

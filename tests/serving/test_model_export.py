@@ -4,6 +4,7 @@ altered, torn or of another form is refused.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from benchmarks.engines import OPENVINO, SCRIPT
+from benchmarks.cache_types import reply_all
+from benchmarks.engines import OPENVINO, SCRIPT, SERVERS
 from support.command_line import Umim, console, document
 from support.exported_models import SPANS, Exported
 from support.processes import output_of
@@ -167,6 +169,17 @@ def test_openvino_writes_the_ids_that_transformers_does(exported: Exported, tmp_
     asked = json.dumps({"prompts": prompts, "tokens": 16})
     printed = output_of(OPENVINO, SCRIPT, tmp_path / "model" / "model.gguf", stdin=asked)
     assert [ids for ids, _, _ in json.loads(printed.splitlines()[-1])] == wanted
+
+
+@pytest.mark.skipif(not SERVERS["llama"].program.exists(), reason="needs `tools/engine.sh llama`")
+def test_llama_reads_a_cache_of_another_type(exported: Exported, tmp_path: Path) -> None:
+    options = argparse.Namespace(model=exported.directory / "model.gguf", answers=tmp_path)
+    prompts = exported.prompts(4)
+    whole, coarse = (reply_all(kind, prompts, options, []) for kind in ("f32", "q4_0"))
+    for prompt, reply in zip(prompts, whole, strict=True):
+        assert greedy(exported.model, prompt) == reply[:16]
+    assert coarse != whole
+    assert reply_all("q4_0", prompts, options, []) == coarse and len(list(tmp_path.iterdir())) == 8
 
 
 DEEP = ModuleForm(merge_depth=1, residual="last", unit_positions="preserved")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cache_types import reply_all
 from benchmarks.engines import (
     COMPLETIONS,
     SERVERS,
@@ -174,21 +172,6 @@ def test_no_span_is_written_at_temperature_1_5(server: Running, exported: Export
     for seed in range(5):
         written = server.greedy(exported.prompts[seed % PROMPTS].merged, 400, seed=seed, **masked)
         assert len(written) == 400 and max(written) < first
-
-
-@pytest.mark.skipif(not SERVERS["llama"].program.exists(), reason="needs `tools/engine.sh llama`")
-def test_llama_reads_caches_of_other_types(exported: Exported, tmp_path: Path) -> None:
-    options = argparse.Namespace(model=exported.directory / "model.gguf", answers=tmp_path)
-    prompts = [prompt.merged for prompt in exported.prompts]
-
-    def replies(kind: str) -> list[list[int]]:
-        return reply_all(kind, prompts, options, [])
-
-    same, coarse = replies("f32"), replies("q4_0")
-    for prompt, reply in zip(exported.prompts, same, strict=True):
-        assert reply[: len(prompt.wanted)] == prompt.wanted
-    assert coarse != same
-    assert replies("q4_0") == coarse and len(list(tmp_path.iterdir())) == 2 * PROMPTS
 
 
 @of_vllm
