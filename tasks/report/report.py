@@ -1,4 +1,4 @@
-"""Report of a pipeline run: one offline HTML page, the same as Markdown, JSON.
+"""Report of a pipeline run: one offline HTML page, its figures, and the same as JSON.
 
 :class:`ReportData` in, files out: nothing is measured, fetched or timed here, so equal data makes
 equal bytes. The page makes no request; its one script sorts and filters tables. It follows the
@@ -24,7 +24,6 @@ from tasks.report.comparison import STATES, TASK_TR, ComparisonRow, comparison, 
 from tasks.report.render import (
     DASH,
     Report,
-    environment,
     formatted,
     html,
     markdown_html,
@@ -257,42 +256,39 @@ _ALIGNED: Final = ("top1", "top3", "top10", "topp", "mrr", "kl", "top1_states", 
 
 
 def write_report(out: Path, data: ReportData) -> None:
-    """Write ``report.html``, ``report.md``, ``report.json`` and ``figures/*.svg``."""
+    """Write ``report.html``, ``report.json`` and ``figures/*.svg``."""
     figures = draw_figures(data)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for drawn in figures:
         text = svg_file(drawn.figure, drawn.name, drawn.title)
         write_bytes(out / "figures" / f"{drawn.name}.svg", text.encode())
-    values = _values(data, figures)
-    parts = {name: markdown_html(values[name]) for name in ("summary", "comparison", "tables")}
-    own = {"title": f"UMIM report: {data.recipe}", "cards": cards(data)}
-    write_bytes(out / "report.html", html("report.html", values | parts | own).encode())
-    markdown = environment().get_template("report.md").render(values).strip() + "\n"
-    write_bytes(out / "report.md", markdown.encode())
+    write_bytes(out / "report.html", html("report.html", _values(data, figures)).encode())
     write_json(out / "report.json", json.loads(data.model_dump_json()))
 
 
 def _values(data: ReportData, figures: Sequence[ReportFigure]) -> Report:
-    """Return what both pages show."""
+    """Return what the page shows."""
     usages = [after_training(place["path"]) for place in data.checkpoints]
     places = [
         {**place, "commands": [line.strip() for line in lines if line.startswith(" ")]}
         for place, lines in zip(data.checkpoints, usages, strict=True)
     ]
     compared = {"summary": summary, "comparison": comparison} if data.rows else {}
-    tables = {n: table_markdown(make(data.rows, data.config)) for n, make in compared.items()}
     config = json.dumps(data.config, indent=2, ensure_ascii=False, default=str)
     return {
+        "title": f"UMIM report: {data.recipe}",
+        "cards": cards(data),
         "data": data,
         "first": [drawn for drawn in figures if drawn.name == FIRST],
         "figures": [drawn for drawn in figures if drawn.name != FIRST],
         "examples": [example | {"caption": _caption(example)} for example in data.examples],
-        "summary": "",
         "comparison": "",
-        **tables,
+        **{
+            n: markdown_html(table_markdown(t(data.rows, data.config))) for n, t in compared.items()
+        },
         "places": places,
         "notes": [line for lines in usages[:1] for line in lines if not line.startswith(" ")],
-        "tables": report_tables(data),
+        "tables": markdown_html(report_tables(data)),
         "config": config if data.config else "",
     }
 

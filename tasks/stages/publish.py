@@ -49,7 +49,7 @@ def report_stage(
     recipe: Recipe,
     results: list[Result],
 ) -> Metrics:
-    """Write ``report.html``, ``report.md`` and ``report.json``."""
+    """Write ``report.html`` and ``report.json``."""
     rows = comparison_rows(results, recipe.seed)
     cells_first = sorted(results, key=lambda result: result.cell is None)
     speeds = [_measured_speeds(result) for result in cells_first]
