@@ -4,24 +4,37 @@
 
 Prompts of ours are continued greedily, and the first one is sampled with three seeds (top-p 0.9,
 temperature 0.8). UMIM merges prompt and generated tokens; ``[with respect to]`` is a merged span.
-The attention of the last layer, its mean over heads, is that of the first prompt; the cosine of
-surrogates with their tokens is over the merged spans of all prompts.
+
+The attention of the last layer, its mean over heads, is that of the first prompt, before and after
+merging on the same units: attention to the tokens of a span adds up, and the query of a span is its
+last token, where both paths predict the same next token. Every row still sums to 1. The cosine of
+surrogates with their tokens' embeddings is over the merged spans of all prompts: near zero, the
+module learned something other than a copy or a mean of them, and tokens drawn at random give zero a
+scale.
+
+Source: paper, figure "attention distributions before and after merging" and "Qualitative Analysis"
+(near-zero cosine similarity with the constituent tokens).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
-from benchmarks.qualitative import attention_maps, surrogate_similarity
 from benchmarks.runner import Benchmark, Report
 from umim_core import UMIM
+from umim_core.backbone.attention_masks import check_attention_window, eager_attention
+from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge
+from umim_core.merging.merged_model import MergedModel
 from umim_core.model.showing import Piece, unit_texts
 
 PROMPTS: Final = (
@@ -35,6 +48,7 @@ PROMPTS: Final = (
 )
 SAMPLED: Final[dict[str, Any]] = {"do_sample": True, "top_p": 0.9, "temperature": 0.8}
 _SEEDS: Final = 3
+Map = NDArray[np.float64]
 
 
 def bracketed(pieces: Iterable[Piece]) -> str:
@@ -64,26 +78,87 @@ def continuation(umim: UMIM, prompt: str, new_tokens: int, seed: int | None) -> 
     }
 
 
-def attention_example(umim: UMIM, ids: NDArray[np.int64], label: str) -> Report:
-    """Return the last layer's attention over a text's [T] tokens and over its units."""
-    before, after, lengths = attention_maps(ids, umim.merged_model)
-    return {
-        "label": f"{label}, layer {umim.backbone.num_layers}, mean over heads",
-        "units": unit_texts(ids.tolist(), lengths, umim.backbone.decode),
-        "tokens": lengths,
-        "before": before.tolist(),
-        "after": after.tolist(),
+@torch.no_grad()
+def attention_maps(row: NDArray[np.int64], merged_model: MergedModel) -> tuple[Map, Map, list[int]]:
+    """Read a text of raw ids [T], at least one, and return where the last layer looks.
+
+    The backbone's attention is eager meanwhile: not for use during a generation.
+
+    Returns:
+        Mean attention over heads [S, S] (query, key): raw, the tokens of a unit added up, and
+        merged; the raw tokens of each unit [S].
+    """
+    backbone = merged_model.backbone
+    check_attention_window(backbone.model.config, len(row))
+    packed = merged_model.pack([row])
+    lengths, starts = packed.lengths[0], packed.starts[0]
+    units = torch.arange(len(starts), device=backbone.device)
+    positions = packed.position_ids(merged_model.unit_positions)[0]
+    raw = backbone.embed(torch.from_numpy(row)[None].to(backbone.device))
+    with eager_attention(backbone.model):
+        after = _attention(backbone, merged_model.embed(packed), positions)
+        before = _attention(backbone, raw, torch.arange(len(row)).to(positions))
+    before = before[:, starts + lengths - 1]  # the last token of each unit asks
+    member = torch.repeat_interleave(units, lengths)
+    summed = before.new_zeros(len(before), len(starts), len(starts)).index_add(2, member, before)
+    before_mean, after_mean = (weights.mean(dim=0).cpu().numpy() for weights in (summed, after))
+    return before_mean, after_mean, lengths.tolist()
+
+
+def _attention(backbone: Backbone, embeddings: Tensor, positions: Tensor) -> Tensor:
+    """Return the weights [H, L, L] of the last layer for embeddings [1, L, d]."""
+    out = backbone.model.base_model(
+        inputs_embeds=embeddings,
+        # without a mask, transformers would take a row whose positions jump for several sequences
+        attention_mask=embeddings.new_ones(embeddings.shape[:2], dtype=torch.int64),
+        position_ids=positions[None],
+        use_cache=False,
+        output_attentions=True,
+    )
+    weights: Tensor = out.attentions[-1][0]
+    return weights.double()
+
+
+@torch.no_grad()
+def surrogate_similarity(
+    texts: Iterable[NDArray[np.int64]], merged_model: MergedModel
+) -> list[Report]:
+    """Compare z(span) of the merged spans of texts [T] with its tokens' embeddings, by order.
+
+    Mean cosines of the ``spans`` of an ``order`` of n tokens are ``by_offset`` [n], with the token
+    at each offset, ``mean``, with the mean of the span's embeddings, and ``random``, with that of a
+    random token.
+    """
+    backbone, generator = merged_model.backbone, np.random.default_rng(0)
+    cuts = [(ids, *merged_model.segment(ids)) for ids in texts]
+    found = {
+        tuple(ids[start : start + n].tolist())
+        for ids, starts, lengths in cuts
+        for start, n in zip(starts, lengths, strict=True)
+        if n > 1
     }
+    similarities = []
+    for order in sorted(set(map(len, found))):
+        spans = sorted(span for span in found if len(span) == order)
+        ids = torch.tensor(spans, device=backbone.device)
+        merged = merged_model.surrogates(ids, torch.full((len(spans),), order).to(ids))
+        tokens = backbone.embed(ids)
+        drawn = generator.integers(0, backbone.vocab_size, len(spans))
+        alone = backbone.embed(torch.from_numpy(drawn).to(ids))
+        row = {
+            "order": order,
+            "spans": len(spans),
+            "by_offset": [_cosine(merged, tokens[:, offset]) for offset in range(order)],
+            "mean": _cosine(merged, tokens.mean(dim=1)),
+            "random": _cosine(merged, alone),
+        }
+        similarities.append(row)
+    return similarities
 
 
-def span_similarity(umim: UMIM, texts: Sequence[NDArray[np.int64]]) -> list[dict[str, Any]]:
-    """Return the similarities of the merged spans of texts [T] with their tokens, by order."""
-    spans = set()
-    for ids in texts:
-        starts, lengths = umim.matcher.segment(ids)
-        cuts = zip(starts, lengths, strict=True)
-        spans |= {tuple(ids[start : start + n].tolist()) for start, n in cuts if n > 1}
-    return surrogate_similarity(sorted(spans), umim.merged_model)
+def _cosine(left: Tensor, right: Tensor) -> float:
+    """Return the mean cosine of paired rows [M, d]."""
+    return float(cosine_similarity(left.cpu().double(), right.cpu().double(), dim=-1).mean())
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
@@ -95,8 +170,15 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report["greedy"] = [continuation(umim, each, options.new_tokens, None) for each in PROMPTS]
     report["sampled"] = [continuation(umim, PROMPTS[0], options.new_tokens, n) for n in seeds]
     prompts = [np.array(umim.backbone.encode(each), np.int64) for each in PROMPTS]
-    report["attention"] = attention_example(umim, prompts[0], options.checkpoint)
-    report["similarity"] = span_similarity(umim, prompts)
+    before, after, lengths = attention_maps(prompts[0], umim.merged_model)
+    report["attention"] = {
+        "label": f"{options.checkpoint}, layer {umim.backbone.num_layers}, mean over heads",
+        "units": unit_texts(prompts[0].tolist(), lengths, umim.backbone.decode),
+        "tokens": lengths,
+        "before": before.tolist(),
+        "after": after.tolist(),
+    }
+    report["similarity"] = surrogate_similarity(prompts, umim.merged_model)
 
 
 BENCHMARK: Final = Benchmark(

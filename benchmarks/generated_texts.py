@@ -6,11 +6,17 @@ The paper's two tables of generated texts. Prompts are the first 100 tokens of h
 that have 200 or more: docstrings, or the lines of a text file. Every decoding runs without merging
 (the base model), with merged prompts, and with merged prompts and generated tokens. Up to 100
 tokens follow; an end-of-sequence token ends a text. Sampling is repeated with several seeds; greedy
-decoding draws nothing and is one run. The perplexity is that of the generated tokens under the base
-model, given the prompt. Every text is compared with as many tokens as follow the prompt in its
-document: ROUGE, chrF, and with stand-in features BERTScore and MAUVE (hidden states of the
-checkpoint's backbone, or of ``--features``). ``--max-damage`` bounds what merges while decoding,
-for rules with prices; without it every rule merges.
+decoding draws nothing and is one run. ``--max-damage`` bounds what merges while decoding, for rules
+with prices; without it every rule merges.
+
+n-grams are of token ids; Rep-n is a mean over texts, Dist-n pools all texts of a set. The
+perplexity is that of the generated tokens under the base model, given the prompt. Every text is
+compared with as many tokens as follow the prompt in its document: ROUGE, chrF, and with stand-in
+features (hidden states of the checkpoint's backbone) BERTScore and MAUVE, whose names say so: the
+published ones read other models.
+
+Source: paper, "Generation Quality" (Rep-n, Dist-n, similarity); perplexity and cache figures are
+ours.
 """
 
 from __future__ import annotations
@@ -19,31 +25,36 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from benchmarks.answers import difference
 from benchmarks.runner import Benchmark, Report, named, save
-from benchmarks.text_quality import (
-    FEWEST_TEXTS,
-    GenerationQuality,
-    generation_quality,
-    mauve_library,
-)
+from benchmarks.subjects import Ids, docstrings
 from umim_core import UMIM
+from umim_core.backbone.backbone import Backbone
 from umim_core.cli.shared_options import text_of
 from umim_core.config.form import Merge
 from umim_core.embedded.assets import embedded_names
-from umim_core.embedded.docstring_corpus import build_corpus, read_documents
-from umim_core.evaluation.text_metrics import TextFeatures, features_of
+from umim_core.errors import MissingExtraError
+from umim_core.evaluation.perplexity import perplexity
+from umim_core.evaluation.text_metrics import (
+    BERTSCORE,
+    TextFeatures,
+    chrf,
+    greedy_bertscore,
+    rouge,
+)
 from umim_core.inference.choice import end_ids
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Row
+from umim_core.merging.merged_model import MergedModel
 from umim_core.store.artifacts import finite_or_none
 from umim_core.text.tokens import tokenize_parts
 
@@ -53,7 +64,10 @@ DECODINGS: Final[dict[str, dict[str, Any]]] = {
     "plain sampling": {"do_sample": True, "top_p": 1.0, "temperature": 1.0},
 }
 MERGES: Final[tuple[Merge, ...]] = ("none", "prompt", "all")
-Ids = NDArray[np.int64]
+MAUVE: Final = "mauve_stand_in_features"
+FEWEST_TEXTS: Final = 20  # of MAUVE: two clusters of ten, the library's own least
+_SEED: Final = 25  # of the clusters' first centres; the library's own
+_BATCH: Final = 16
 
 
 def generate(
@@ -80,13 +94,6 @@ def generate(
     return rows
 
 
-def held_out_docstrings() -> list[str]:
-    """Return the test split of the docstring corpus, which nothing that ships has seen."""
-    with TemporaryDirectory(prefix="docstrings-") as folder:
-        build_corpus(Path(folder) / "built", workers=2)
-        return [one.text for one in read_documents(Path(folder) / "built" / "test.jsonl")]
-
-
 def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) -> list[Ids]:
     """Return the beginnings of documents that are spread evenly over the corpus."""
     tokenizer = umim.backbone.require_tokenizer()
@@ -96,6 +103,130 @@ def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) ->
         raise SystemExit(f"only {len(long)} documents have {length} tokens, {count} are wanted")
     chosen = np.linspace(0, len(long) - 1, count).astype(np.int64)
     return [long[index][:length].astype(np.int64) for index in chosen]
+
+
+@dataclass(frozen=True)
+class GenerationQuality:
+    """Figures of one set of generated texts by name.
+
+    Attributes:
+        figures: ``rep_N`` and ``dist_N`` (0..1; NaN if no text has N tokens), ``ppl`` of the
+            generated tokens under the base model given their prompts, mean ``tokens`` of a text,
+            means over texts of ``token_reduction`` (of prompts), ``gen_kv_reduction`` 1 - U_T / T
+            and ``cumulative_kv_reduction`` 1 - sum of U_t / sum of t, and of ``by_text``; MAUVE of
+            the texts that are not empty, NaN of fewer than ``FEWEST_TEXTS``.
+        by_text: Similarity of each text to its continuation by figure: the kinds of ROUGE, chrF
+            (0..1) and BERTScore's F1; an empty text has 0.
+    """
+
+    figures: dict[str, float]
+    by_text: dict[str, tuple[float, ...]]
+
+
+def generation_quality(
+    rows: Sequence[Row], backbone: Backbone, references: Sequence[str], features: TextFeatures
+) -> GenerationQuality:
+    texts = [row.ids for row in rows]
+    decoded = [backbone.decode(list(text)) for text in texts]
+    by_text, near = reference_similarity(decoded, references, features)
+    figures = {
+        **{f"rep_{n}": repetition(texts, n) for n in (2, 3, 4)},
+        **{f"dist_{n}": distinct(texts, n) for n in (1, 2, 3, 4)},
+        "ppl": continuation_perplexity([row.prompt_ids for row in rows], texts, backbone),
+        "tokens": _mean([len(text) for text in texts]),
+        "token_reduction": _mean([row.token_reduction for row in rows]),
+        "gen_kv_reduction": _mean([row.gen_kv_reduction for row in rows]),
+        "cumulative_kv_reduction": _mean([row.cumulative_kv_reduction for row in rows]),
+        **{name: _mean(values) for name, values in by_text.items()},
+        MAUVE: near,
+    }
+    return GenerationQuality(figures, by_text)
+
+
+def repetition(texts: Sequence[Sequence[int]], n: int) -> float:
+    """Compute Rep-n, 0..1: the mean over texts of 1 - different n-grams / all n-grams.
+
+    A text with fewer than ``n`` token ids does not count; NaN if all have.
+    """
+    by_text = [grams for text in texts if (grams := _grams(text, n))]
+    return _mean([1.0 - len(set(grams)) / len(grams) for grams in by_text])
+
+
+def distinct(texts: Sequence[Sequence[int]], n: int) -> float:
+    """Compute Dist-n, 0..1: different n-grams / all n-grams over all texts, ids [T_b] each.
+
+    NaN if no text has ``n`` tokens.
+    """
+    grams = [gram for text in texts for gram in _grams(text, n)]
+    return len(set(grams)) / len(grams) if grams else math.nan
+
+
+def _grams(text: Sequence[int], n: int) -> list[tuple[int, ...]]:
+    return [tuple(text[start : start + n]) for start in range(len(text) - n + 1)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def continuation_perplexity(
+    prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], backbone: Backbone
+) -> float:
+    """Compute the perplexity of continuations under the base model, given their prompts.
+
+    exp(mean negative log-probability over all tokens) of the continuations [T_b] behind raw prompts
+    [P_b] of at least one token.
+    """
+    rows = [np.array([*p, *c], dtype=np.int64) for p, c in zip(prompts, continuations, strict=True)]
+    base = MergedModel.without_merging(backbone)
+    return perplexity(rows, base, _BATCH, [len(prompt) for prompt in prompts]).ppl
+
+
+def mauve(texts: NDArray[np.floating], references: NDArray[np.floating]) -> float:
+    """Return MAUVE of two sets of texts, 0..1; larger is nearer. The same sets give the same value.
+
+    A text has a feature vector: [n, d], references [m, d]. MAUVE's own are the last token's. There
+    are a tenth as many clusters as references; the library's own choice is a tenth of the smaller
+    set, which would differ between sets of texts that are compared with the same references.
+    """
+    clusters = max(2, round(len(references) / 10))
+    result = mauve_library()(
+        p_features=references, q_features=texts, num_buckets=clusters, seed=_SEED
+    )
+    return float(result.mauve)
+
+
+def mauve_library() -> Any:
+    try:
+        from mauve import compute_mauve
+    except ImportError as error:
+        raise MissingExtraError(
+            "MAUVE needs mauve-text", str(error), "pip install 'umim[metrics]'"
+        ) from error
+    return compute_mauve
+
+
+def reference_similarity(
+    texts: Sequence[str], references: Sequence[str], features: TextFeatures
+) -> tuple[dict[str, tuple[float, ...]], float]:
+    """Compare texts with the continuations of their prompts, one by one and as sets.
+
+    Returns:
+        ``GenerationQuality.by_text``, and MAUVE.
+    """
+    states = features.of_tokens(texts), features.of_tokens(references)
+    rows = [
+        {
+            **rouge([text], {"references": [reference]}),
+            **chrf([text], {"references": [reference]}),
+            BERTSCORE: greedy_bertscore(*of_pair),
+        }
+        for text, reference, *of_pair in zip(texts, references, *states, strict=True)
+    ]
+    last = [[text[-1] for text in part if len(text)] for part in states]
+    enough = min(map(len, last)) >= FEWEST_TEXTS
+    near = mauve(*(torch.stack(part).numpy() for part in last)) if enough else math.nan
+    return {name: tuple(row[name] for row in rows) for name in rows[0]}, near
 
 
 def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float | None]]:
@@ -123,7 +254,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
     """Measure every checkpoint; every row is written at once."""
     if options.prompts >= FEWEST_TEXTS:
         mauve_library()  # before minutes of generating
-    features = None if options.features is None else features_of(options.features)
     names = ("prompt_tokens", "new_tokens", "seeds", "max_damage")
     report |= {name: getattr(options, name) for name in names} | {"subjects": {}}
     models = {
@@ -134,12 +264,12 @@ def run(options: argparse.Namespace, report: Report) -> None:
         for umim in models.values():
             umim.rules.require_prices()
     if options.text is None:
-        texts = held_out_docstrings()
+        texts = docstrings("test")
     else:
         texts = text_of(options.text, "--text").splitlines()
     length = options.prompt_tokens + options.new_tokens
     for name, umim in models.items():
-        own = features or TextFeatures(umim.backbone)
+        own = TextFeatures(umim.backbone)
         beginnings = choose_prompts(texts, umim, options.prompts, length)
         prompts = [ids[: options.prompt_tokens] for ids in beginnings]
         rest = [umim.backbone.decode(ids[options.prompt_tokens :].tolist()) for ids in beginnings]
@@ -167,7 +297,6 @@ BENCHMARK: Final = Benchmark(
     options={
         "checkpoints": {"nargs": "+", "default": embedded_names(), "metavar": "[NAME=]PATH"},
         "backbone": str,
-        "features": str,
         "text": Path,
         "prompts": 64,
         "prompt_tokens": 100,

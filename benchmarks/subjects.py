@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.runner import fresh, in_process
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.devices import usable_device
 from umim_core.backbone.model_files import DTYPES
@@ -28,7 +27,7 @@ from umim_core.mining.counting import count_ngrams
 from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
-from umim_core.store.arrays import open_array
+from umim_core.store.arrays import open_array, save_array
 from umim_core.text.sources import JsonLines
 from umim_core.text.token_ids import Offsets, segment_borders
 from umim_core.text.tokens import first_ids, tokenize_parts
@@ -177,16 +176,15 @@ def phrase_text(tokens: int, vocab: int) -> Ids:
 
 
 def ids_file(options: argparse.Namespace) -> Path:
-    """Return the file of ids; where none was given, that of the docstring corpus, built once.
-
-    Building needs the tokenizer, hence a process of its own: nothing of it stays in memory.
-    """
+    """Return the file of ids; where none was given, that of the training docstrings, built once."""
     if options.ids is not None:
         open_ids(options.ids)  # refuses what is none, before anything is measured
         return Path(options.ids).resolve()
     file = Path(options.cache).resolve() / "docstrings.npy"
     if not file.exists():
-        fresh("subjects", "docstrings", file=file)
+        texts = ((text, True) for text in docstrings("train"))
+        ids = [ids for ids, _ in tokenize_parts(texts, load_tokenizer(EMBEDDED))]
+        save_array(file, np.concatenate(ids).astype(np.uint32))
     return file
 
 
@@ -207,19 +205,8 @@ def whole_segments(ids: NDArray[np.integer]) -> tuple[NDArray[np.integer], range
     return ids[: borders[-1]], borders
 
 
-def write_docstrings(file: str) -> int:
-    """Write the ids of the training split of the docstring corpus; return how many there are."""
-    target = Path(file)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="docstrings-", dir=target.parent) as folder:
+def docstrings(split: str) -> list[str]:
+    """Return a split of the docstring corpus, which takes minutes to build."""
+    with tempfile.TemporaryDirectory(prefix="docstrings-") as folder:
         build_corpus(Path(folder) / "built", workers=2)
-        texts = (one.text for one in read_documents(Path(folder) / "built" / "train.jsonl"))
-        pieces = tokenize_parts(((text, True) for text in texts), load_tokenizer(EMBEDDED))
-        ids = np.concatenate([ids for ids, _ in pieces])
-        np.save(Path(folder) / "ids.npy", ids.astype(np.uint32), allow_pickle=False)
-        (Path(folder) / "ids.npy").replace(target)
-    return len(ids)
-
-
-if __name__ == "__main__":
-    in_process({"docstrings": write_docstrings})
+        return [one.text for one in read_documents(Path(folder) / "built" / f"{split}.jsonl")]

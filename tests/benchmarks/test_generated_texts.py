@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.generated_texts import BENCHMARK, MERGES, over_seeds
-from benchmarks.text_quality import GenerationQuality
+from benchmarks.generated_texts import BENCHMARK, MERGES, GenerationQuality, over_seeds
 from docs.make.results import benchmark_page
 
 QUALITY = GenerationQuality({"dist_1": float("nan"), "ppl": 8.0}, {})

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.text_quality import (
+from benchmarks.generated_texts import (
     continuation_perplexity,
     distinct,
     generation_quality,
