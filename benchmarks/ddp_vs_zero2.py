@@ -14,7 +14,6 @@ extra).
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -23,9 +22,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.runner import (
     Benchmark,
@@ -44,25 +42,20 @@ from benchmarks.subjects import (
     ids_file,
     mined_rules,
     open_ids,
-    untrained_module,
 )
 from tasks.cluster.lease import ClusterLease
 from tasks.training.strategies import make_strategy
 from tasks.training.train_worker import launch_worker
-from umim_core.backbone.backbone import load_backbone
-from umim_core.config.recipe import ClusterConfig, DistillConfig
+from umim_core.config.recipe import ClusterConfig, DistillConfig, TrainConfig
 from umim_core.config.rule_options import RuleOptions
-from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import sha256_bytes, write_json
+from umim_core.store.arrays import save_array
+from umim_core.store.artifacts import read_json, sha256_bytes, write_json
 from umim_core.store.publication import STATE
 from umim_core.text.token_ids import segment_borders
 from umim_core.training.loss import BatchLoss
-from umim_core.training.objectives import DistillObjective
 from umim_core.training.optimizer import Strategy
-from umim_core.training.token_rows import TokenRows
-from umim_core.training.train_loop import train
+from umim_core.training.train_job import TrainJob, read_curve, run_job
+from umim_core.training.train_ranks import rank_and_world
 from umim_core.training.train_state import parameters_of
 
 WARM_UP: Final = 2  # steps that are not counted
@@ -81,11 +74,13 @@ SIDES: Final = {  # strategy and workers
 
 
 class Watch:
-    def __init__(self, inner: Strategy) -> None:
-        self._inner = inner
-        self._began = 0.0
+    """A rank's strategy, which notes the seconds of its steps and its weights after the last."""
+
+    def __init__(self, inner: Strategy, objective: nn.Module) -> None:
+        self._inner, self._objective, self._began = inner, objective, 0.0
         self.tensors, self.load = inner.tensors, inner.load
         self.seconds: list[float] = []
+        self.weights = b""
 
     def loss(self, indices: Sequence[int]) -> BatchLoss:
         self._began = time.perf_counter()
@@ -94,48 +89,38 @@ class Watch:
     def update(self, scaled: Tensor, learning_rate: float) -> float:
         norm = self._inner.update(scaled, learning_rate)
         self.seconds.append(time.perf_counter() - self._began)
+        weights = parameters_of(self._objective).values()
+        self.weights = b"".join(value.numpy().tobytes() for value in weights)
         return norm
 
 
-def train_measured(job: Report) -> dict[str, bool]:
-    """Train on this rank with one thread, and write what was measured.
+def train_measured(job: Report) -> None:
+    """Train on this rank with one thread, as the product does, and write what was measured.
 
-    The pieces are the product's: objective, strategy and loop. A job, plain data, names a backbone,
-    a folder of rules and rows, a strategy, a ``DistillConfig`` and the folder of what is written.
+    A job is a ``TrainJob`` as plain data.
     """
     torch.set_num_threads(1)  # every rank has one core, one process too
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    data, out = Path(job["data"]), Path(job["out"])
-    config = DistillConfig.model_validate(job["config"])
-    backbone = load_backbone(job["backbone"])
-    module = untrained_module(backbone)
-    objective = DistillObjective(
-        MergedModel(backbone, module, Matcher(RuleSet.load(data / "rules"))),
-        TokenRows.load(data / "train", 0),
-        TokenRows.load(data / "valid", 0),
-        config,
-        bf16=config.bf16,
-        batch_size=config.batch_size // world,
-    )
-    watch = Watch(make_strategy(job["strategy"], objective, config))
-    result = train(objective, watch, config, seed=0, state_dir=out / STATE)
-    weights = b"".join(value.numpy().tobytes() for value in parameters_of(module).values())
+    watched: list[Watch] = []
+
+    def watch(objective: nn.Module, config: TrainConfig) -> Strategy:
+        watched.append(Watch(make_strategy(job["strategy"], objective, config), objective))
+        return watched[0]
+
+    run_job(TrainJob(**job | {"config": DistillConfig.model_validate(job["config"])}), watch)
+    (found,) = watched
+    tensors = found.tensors()
     record = {
-        "seconds": watch.seconds,
-        "moment_bytes": sum(v.nbytes for k, v in watch.tensors().items() if MOMENT in k),
-        "optimizer_bytes": sum(value.nbytes for value in watch.tensors().values()),
+        "seconds": found.seconds,
+        "moment_bytes": sum(value.nbytes for name, value in tensors.items() if MOMENT in name),
+        "optimizer_bytes": sum(value.nbytes for value in tensors.values()),
         "peak_bytes": peak_bytes(),
-        "weights": sha256_bytes(weights),
+        "weights": sha256_bytes(found.weights),
     }
-    write_json(out / f"rank-{rank}.json", record)
-    if rank == 0:
-        write_json(out / "curve.json", result.progress.curve)
-        write_json(out / "summary.json", {"steps": result.progress.step})
-    return {"done": True}
+    write_json(Path(job["out"]) / f"rank-{rank_and_world()[0]}.json", record)
 
 
 def prepare(ids: NDArray[np.integer], folder: Path, options: argparse.Namespace) -> Report:
-    """Write ``rules`` of all ids [T], and the rows ``train`` and ``valid`` of the first ones."""
+    """Write ``rules`` of all ids [T], and the first ids as ``train.npy`` and ``valid.npy``."""
     length, wanted = options.length, options.segments + options.valid_segments
     whole = len(ids) // length
     if whole < wanted:
@@ -144,10 +129,9 @@ def prepare(ids: NDArray[np.integer], folder: Path, options: argparse.Namespace)
     borders = segment_borders(len(flat), length)
     rules = mined_rules(flat, borders, RuleOptions(tau=options.tau))
     rules.save(folder / "rules")
-    rows = flat.reshape(-1, length)
-    parts = {"train": rows[: options.segments], "valid": rows[options.segments : wanted]}
-    for name, part in parts.items():
-        TokenRows.of_rows(part.tolist(), [length] * len(part)).save(folder / name)
+    train, valid, _ = np.split(flat, [options.segments * length, wanted * length])
+    save_array(folder / "train.npy", train)
+    save_array(folder / "valid.npy", valid)
     return {"tokens": whole * length, "segment_length": length, "rules": len(rules)}
 
 
@@ -167,11 +151,10 @@ def launch(strategy: str, workers: int, job: Report, lease: ClusterLease) -> Non
 
 def read(out: Path, steps: int) -> Report:
     """Return what the ranks of one training left."""
-    ranks = [json.loads(path.read_text("utf-8")) for path in sorted(out.glob("rank-*.json"))]
     state = out / STATE / f"step-{steps:08d}"
     return {
-        "ranks": ranks,
-        "curve": json.loads((out / "curve.json").read_text("utf-8")),
+        "ranks": [read_json(path) for path in sorted(out.glob("rank-*.json"))],
+        "curve": read_curve(out),
         "state_bytes": sum(file.stat().st_size for file in state.iterdir()),
     }
 
@@ -248,12 +231,14 @@ def run(options: argparse.Namespace, report: Report) -> None:
     )
     runs: dict[str, list[Report]] = {name: [] for name in SIDES}
     with (
-        tempfile.TemporaryDirectory(prefix="umim-training-benchmark-") as name,
+        tempfile.TemporaryDirectory(prefix="umim-training-benchmark-") as place,
         ClusterLease(ClusterConfig(cpus=2, workers=2, max_restarts=0)) as lease,
     ):
-        folder = Path(name)
+        folder = Path(place)
         report["corpus"] = prepare(open_ids(ids_file(options), options.tokens), folder, options)
-        job = {"backbone": options.backbone, "data": name, "config": config.model_dump()}
+        job = {"backbone": options.backbone, "max_tokens": options.length}
+        job |= {name: str(folder / f"{name}.npy") for name in ("train", "valid")}
+        job |= {"rules": str(folder / "rules"), "config": config.model_dump()}
         for number in range(options.rounds):
             for side in list(SIDES)[:: 1 if number % 2 == 0 else -1]:
                 strategy, workers = SIDES[side]

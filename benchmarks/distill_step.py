@@ -218,19 +218,14 @@ class CastingModel(DistillModel):
 
 
 def step_of(batch: StepBatch, model: DistillModel) -> Result:
-    """Return the mean loss of a step and the gradient of the module's weights."""
+    """Return the mean KL of a step and the gradient of the module's weights."""
     loss = model(batch.rows, batch.cuts)
-    mean = loss.total / loss.weight
-    return float(mean.detach()), gradient_of(mean, batch.module)
+    return float(loss.kl) / loss.weight, gradient_of(loss.total / loss.weight, batch.module)
 
 
 def step_sides(batch: StepBatch, *, autocast: bool) -> dict[str, Side]:
     """Return every side's mean KL of a whole step and the gradient of the module's weights."""
     model = DistillModel(batch.merged_model, autocast=autocast)
-
-    def ours() -> Result:
-        loss = model(batch.rows, batch.cuts)
-        return float(loss.kl) / loss.weight, gradient_of(loss.total / loss.weight, batch.module)
 
     def plain() -> Result:
         packed = pack_rows(batch.rows, batch.cuts)
@@ -247,7 +242,7 @@ def step_sides(batch: StepBatch, *, autocast: bool) -> dict[str, Side]:
         ) / len(aligned.batch)
         return float(loss.detach()), gradient_of(loss, batch.module)
 
-    return {OURS: ours, PLAIN: plain}
+    return {OURS: partial(step_of, batch, model), PLAIN: plain}
 
 
 def compare(sides: dict[str, Side], rounds: int, to: str = PLAIN) -> Report:

@@ -13,7 +13,7 @@ Weights are random and made on the device; nothing is loaded. The parts, in orde
     pool           how many requests a fixed pool of keys and values holds, and how fast they are
     distillation   the loss with its head, and a step of Llama-3.2-1B's shape, against their bounds
 
-A part has a share of the time and measures one setting after the other, the smallest first; one
+A part has until so many seconds and measures one setting after the other, the smallest first; one
 that it has probably no time for is left out by name. Results are written after each setting. A
 figure above a ceiling of the device, or another error of a setting, fails the run; the others are
 measured all the same. Gates of distillation (P3, on an H200): time of the loss at most 1.35 times
@@ -44,6 +44,7 @@ from torch import Tensor
 from benchmarks.distill_step import (
     LIGER,
     OURS,
+    PLAIN,
     Result,
     Shape,
     Side,
@@ -58,7 +59,6 @@ from benchmarks.runner import (
     Benchmark,
     Gate,
     Report,
-    alternate,
     at_least,
     at_most,
     device_name,
@@ -97,16 +97,21 @@ from umim_core.throughput.roofline import (
     measure_peak,
     synchronize,
 )
-from umim_core.throughput.throughput import EVERYWHERE, FixedSpans, measure_throughput
+from umim_core.throughput.throughput import (
+    EVERYWHERE,
+    FixedSpans,
+    measure_throughput,
+    peak_bytes,
+)
 from umim_core.training.step import DistillModel, step_memory
 
 LIMIT: Final = 360.0  # seconds of a run
-SHARES: Final = {  # of them; what a part does not need goes to those behind it
-    "exactness": 0.1,
-    "prefill": 0.42,  # with the making of the model
-    "decode": 0.2,
-    "pool": 0.2,
-    "distillation": 0.08,
+UNTIL: Final = {  # seconds that a part may last to, from the beginning of the run
+    "exactness": 36.0,
+    "prefill": 187.0,  # with the making of the model
+    "decode": 259.0,
+    "pool": 331.0,
+    "distillation": LIMIT,
 }
 GROWTH: Final = 2.5  # times that a setting takes of the one before it, at most
 MERGED: Final = 0.4  # token reduction of the pool's requests, and of distillation's rows
@@ -184,7 +189,7 @@ class Run:
 
     report: Report
     out: Path | None
-    limit: float = LIMIT  # seconds
+    tiny: bool = False  # without limits
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -199,8 +204,7 @@ class Run:
     ) -> None:
         """Measure the settings of a part that there is time for; each gives rows."""
         rows = self.report[name] = list[Report]()
-        before = list(SHARES)[: list(SHARES).index(name) + 1]
-        until, took = self.limit * sum(SHARES[part] for part in before), 0.0
+        until, took = math.inf if self.tiny else UNTIL[name], 0.0
         for setting in settings:
             label, start = " ".join(map(str, (name, *setting))), self.seconds
             if start + GROWTH * took > until:
@@ -367,21 +371,13 @@ def answer(engine: Engine, prompts: list[Ids], new: int, most: int) -> tuple[flo
 
 
 def random_batch(sizes: Sizes, device: torch.device) -> StepBatch:
-    """Return random rows for a bfloat16 backbone of random weights.
-
-    Units of 1 and 3 tokens remove about 0.4 of every row's tokens.
-    """
-    length, rng, draw = sizes.step_length, np.random.default_rng(0), np.random.default_rng(0)
-    backbone = random_backbone(llama_config(sizes.step, length), dtype="bfloat16", device=device)
-    ids = [rng.integers(0, sizes.step.vocab_size, length) for _ in range(sizes.step_rows)]
-    share = MERGED / (2.0 - 2.0 * MERGED)  # of units that are spans of three
-    cuts = []
-    for _ in ids:
-        lengths = np.where(draw.random(length) < share, 3, 1).astype(np.int64)
-        lengths = lengths[: int(np.searchsorted(lengths.cumsum(), length)) + 1]
-        lengths[-1] -= lengths.sum() - length
-        cuts.append((lengths.cumsum() - lengths, lengths))
-    return StepBatch(backbone, untrained_module(backbone), ids, cuts)
+    """Return random rows, cut into pairs and tokens, for a bfloat16 backbone of random weights."""
+    config = llama_config(sizes.step, sizes.step_length)
+    backbone = random_backbone(config, dtype="bfloat16", device=device)
+    size = sizes.step_rows, sizes.step_length
+    rows = list(np.random.default_rng(0).integers(0, sizes.step.vocab_size, size))
+    cuts = [FixedSpans(MERGED).segment(row) for row in rows]
+    return StepBatch(backbone, untrained_module(backbone), rows, cuts)
 
 
 def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str) -> list[Report]:
@@ -398,33 +394,24 @@ def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str)
     shared: Report = {"what": what}
     if what == "loss":
         head = sizes.head
-        sides = {n: whole(run) for n, run in loss_sides(head, device, torch.bfloat16).items()}
+        sides = loss_sides(head, device, torch.bfloat16)
         work = 6.0 * head.rows * head.hidden * head.vocab  # three products
-        found = compare(sides, sizes.pairs)
     else:
         batch = random_batch(sizes, device)
         model, of = DistillModel(batch.merged_model, autocast=True), batch.sizes()
-        sides = {OURS: whole(partial(step_of, batch, model))}
+        sides = {OURS: partial(step_of, batch, model)}
         work = step_flops(sizes.step, of["tokens"], of["units"], sizes.step_length)
-        found = {OURS: {"seconds": spread(alternate(sides, sizes.pairs)[OURS])}}
         cut = {"rows": sizes.step_rows, "segment_length": sizes.step_length}
         bounds = step_memory(sizes.step, ModuleForm(), **cut, bf16=True, strategy="ddp", gpus=1)
         shared["bound_bytes"] = bounds["activations, loss"]
+    sides = {name: whole(run) for name, run in sides.items()}
+    found = compare(sides, sizes.pairs, to=PLAIN if what == "loss" else OURS)
     for name, figures in found.items():
         rate = flops.check(f"{what}, {name}", work, figures["seconds"]["median"])
-        figures |= {"of_peak": rate / flops.peak, "bytes": extra_bytes(sides[name], device)}
+        held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+        extra = (peak_bytes(sides[name], device) or 0) - held
+        figures |= {"of_peak": rate / flops.peak, "bytes": extra}
     return [{"side": name, **shared, **figures} for name, figures in found.items()]
-
-
-def extra_bytes(run: Side, device: torch.device) -> int:
-    """Return by how many bytes a run exceeds what was allocated before; 0 on a processor."""
-    if device.type != "cuda":
-        return 0
-    synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    run()
-    return int(torch.cuda.max_memory_allocated(device) - before)
 
 
 def measure(options: argparse.Namespace, report: Report) -> None:
@@ -432,7 +419,7 @@ def measure(options: argparse.Namespace, report: Report) -> None:
     if not options.tiny and not torch.cuda.is_available():
         raise SystemExit("this needs a GPU, and torch sees none; --tiny runs on the processor")
     device = torch.device("cpu" if options.tiny else "cuda")
-    run = Run(report, options.out, math.inf if options.tiny else LIMIT)
+    run = Run(report, options.out, options.tiny)
     peaks = [measure_peak(device, dtype) for dtype in (torch.bfloat16, torch.float32)]
     flops, bandwidth = max(peaks, key=lambda roof: roof.peak), measure_bandwidth(device)
     report["facts"]["device"] = device_name(device)
