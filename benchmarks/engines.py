@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -216,58 +216,50 @@ def prompt_of(chat: Chat, umim: UMIM, merger: PromptMerger) -> Prompt:
     return Prompt(ids.tolist(), merged, [int(token) for token in written.ids[0]])
 
 
-def _in_turn(prompt: Prompt, number: int) -> list[list[int]]:
-    """Return raw and merged ids, every second time the other way round."""
-    return [prompt.raw, prompt.merged][:: 1 if number % 2 == 0 else -1]
-
-
-def _sides(pairs: Iterable[list[Timed]]) -> list[list[Timed]]:
-    """Return pairs that were timed in turn, raw first."""
-    return [pair[:: 1 if number % 2 == 0 else -1] for number, pair in enumerate(pairs)]
-
-
-def time_pairs(server: Running, prompts: Sequence[Prompt]) -> list[list[Timed]]:
-    """Time a request for one token behind each prompt, raw and merged, in turn; no cache helps."""
-
-    def timed(ids: list[int], number: int) -> Timed:
-        wall, cpu = time.perf_counter(), server.cpu_seconds()
-        written = server.greedy(ids, 1, **server.engine.cold(number))
-        return written, time.perf_counter() - wall, server.cpu_seconds() - cpu
-
-    for ids in (prompts[0].raw, prompts[0].merged):
-        timed(ids, -1)
-    return _sides(
-        [timed(ids, number) for ids in _in_turn(prompt, number)]
+def _in_turn(prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Return raw and merged ids of all prompts, every second time the other way round."""
+    return [
+        ids
         for number, prompt in enumerate(prompts)
-    )
+        for ids in (prompt.raw, prompt.merged)[:: 1 if number % 2 == 0 else -1]
+    ]
 
 
 def measure_server(engine: Engine, export: Path, prompts: Sequence[Prompt]) -> Report:
+    """Time requests for one token behind prompts, which no cache helps, and compare answers."""
     with tempfile.TemporaryFile() as log, running(engine, export, log) as server:
-        pairs = time_pairs(server, prompts)
+
+        def timed(number: int, ids: list[int]) -> Timed:
+            wall, cpu = time.perf_counter(), server.cpu_seconds()
+            written = server.greedy(ids, 1, **engine.cold(number))
+            return written, time.perf_counter() - wall, server.cpu_seconds() - cpu
+
+        rows = _in_turn(prompts)
+        times = [timed(number, ids) for number, ids in enumerate([*rows[:2], *rows])]
         written = [server.greedy(prompt.merged, _TOKENS) for prompt in prompts]
-    return _figures(pairs, written, prompts)
+    return _figures(times[2:], written, prompts)
 
 
 def measure_openvino(export: Path, prompts: Sequence[Prompt]) -> Report:
     """Measure OpenVINO GenAI, which takes float16 weights and computes in float32."""
 
-    def asked(rows: list[list[int]], tokens: int) -> list[Any]:
+    def asked(rows: list[list[int]], tokens: int) -> list[Timed]:
         command, request = [OPENVINO, SCRIPT, export / "model.gguf"], {"prompts": rows}
-        answers: list[Any] = json.loads(_output(command, json.dumps({**request, "tokens": tokens})))
+        answers: list[Timed] = json.loads(
+            _output(command, json.dumps({**request, "tokens": tokens}))
+        )
         return answers
 
-    rows = [ids for number, prompt in enumerate(prompts) for ids in _in_turn(prompt, number)]
-    times = asked([prompts[0].raw, prompts[0].merged, *rows], 1)[2:]
-    pairs = _sides(times[i : i + 2] for i in range(0, len(times), 2))
+    rows = _in_turn(prompts)
     written = asked([prompt.merged for prompt in prompts], _TOKENS)
-    return _figures(pairs, [ids for ids, _, _ in written], prompts)
+    return _figures(asked([*rows[:2], *rows], 1)[2:], [ids for ids, *_ in written], prompts)
 
 
 def _figures(
-    pairs: Sequence[Sequence[Timed]], written: Sequence[list[int]], prompts: Sequence[Prompt]
+    times: Sequence[Timed], written: Sequence[list[int]], prompts: Sequence[Prompt]
 ) -> Report:
-    """Return times and ratios by pairs, and how many answers are our engine's."""
+    """Return times in turn and their ratios by pairs, and how many answers are our engine's."""
+    pairs = [times[at : at + 2][:: 1 if at % 4 == 0 else -1] for at in range(0, len(times), 2)]
     figures: Report = {
         "equal": sum(ids == prompt.wanted for ids, prompt in zip(written, prompts, strict=True)),
         "compared": len(prompts),

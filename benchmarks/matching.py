@@ -45,7 +45,7 @@ from benchmarks.subjects import (
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.mining.counting import count_ngrams
-from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 
@@ -65,31 +65,24 @@ class SetLoop:
     """
 
     def __init__(self, rules: RuleSet) -> None:
-        self._rules = {n: set(map(tuple, rules.ids_by_order[n].tolist())) for n in ORDERS}
-        self._pairs = {
-            rule[:2] for rules_of_order in self._rules.values() for rule in rules_of_order
-        }
+        self._longest_first = [
+            (n, set(map(tuple, rules.ids_by_order[n].tolist()))) for n in reversed(ORDERS)
+        ]
+        self._pairs = {rule[:2] for _, of_order in self._longest_first for rule in of_order}
 
     def __call__(self, segments: NDArray[np.integer]) -> Spans:
         """Return the merged spans of segments [S, L]."""
-        two, three, four = (self._rules[n] for n in ORDERS)
-        pairs, spans = self._pairs, []
+        longest_first, pairs, spans = self._longest_first, self._pairs, Spans()
         for row, segment in enumerate(segments):
             ids, first, at, end = segment.tolist(), row * len(segment), 0, len(segment) - 1
             while at < end:
-                if (ids[at], ids[at + 1]) not in pairs:
-                    at += 1
-                    continue
-                if tuple(ids[at : at + 4]) in four:
-                    length = 4
-                elif tuple(ids[at : at + 3]) in three:
-                    length = 3
-                elif tuple(ids[at : at + 2]) in two:
-                    length = 2
-                else:
-                    at += 1
-                    continue
-                spans.append((first + at, length))
+                length = 1
+                if (ids[at], ids[at + 1]) in pairs:
+                    for n, rules in longest_first:
+                        if tuple(ids[at : at + n]) in rules:
+                            length = n
+                            spans.append((first + at, n))
+                            break
                 at += length
         return spans
 
@@ -120,15 +113,6 @@ class AhoCorasick:
 def _text(ids: NDArray[np.integer]) -> str:
     characters = ids.astype("<u4") + np.uint32(_FIRST_CHARACTER)
     return characters.tobytes().decode("utf-32-le")
-
-
-def rule_sets(counts: NgramCounts) -> dict[str, RuleSet]:
-    """Return the rule sets that are measured; counts must reach down to tau 5."""
-    options = {"tau 5": RuleOptions(tau=5), "tau 50": RuleOptions(tau=50)}
-    options["tau 5, nested"] = RuleOptions(tau=5, **AS_FOUND)
-    return {
-        name: RuleSet.from_counts(counts, RuleOrigin(options=of)) for name, of in options.items()
-    }
 
 
 def encode(texts: list[str], tokenizer: Any) -> list[NDArray[np.int32]]:
@@ -165,7 +149,7 @@ def compare(
         spans[name] = result
 
     seconds = alternate(sides, rounds, warmed)
-    figures: Report = {"rules": {str(n): count for n, count in rules.counts_by_order.items()}}
+    figures = sizes_of(rules)
     figures["merged_spans"] = len(spans[LOOP])
     figures["sides"] = {
         name: {
@@ -179,8 +163,10 @@ def compare(
     return figures, spans[OURS] == spans[LOOP] == spans[AHO]
 
 
-def bytes_per_rule(rules: RuleSet) -> dict[str, float]:
-    return {"memory": rules.tables.nbytes / len(rules)}
+def sizes_of(rules: RuleSet) -> Report:
+    """Return the rules of each length, and what a rule takes."""
+    counts = {str(n): count for n, count in rules.counts_by_order.items()}
+    return {"rules": counts, "bytes_per_rule": {"memory": rules.tables.nbytes / len(rules)}}
 
 
 def synthetic_rules(per_order: Sequence[int]) -> RuleSet:
@@ -220,6 +206,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
     ids = open_ids(ids_file(options), options.tokens)
     tokenizer = load_tokenizer(options.tokenizer)
     counts = count_ngrams(*whole_segments(ids[: -options.held_out]), 5)
+    searches = {"tau 5": RuleOptions(tau=5), "tau 50": RuleOptions(tau=50)}
+    searches["tau 5, nested"] = RuleOptions(tau=5, **AS_FOUND)
     end = ids[-options.held_out :]
     starts = range(0, len(end), _PIECE_TOKENS)
     texts = [tokenizer.decode(end[low : low + _PIECE_TOKENS].tolist()) for low in starts]
@@ -227,9 +215,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report |= {"held_out_tokens": len(rest), "segment_length": SEGMENT, "rule_sets": {}}
     report["equal"] = True
     with tempfile.TemporaryDirectory(prefix="umim-matching-") as folder:
-        for name, rules in rule_sets(counts).items():
+        for name, search in searches.items():
+            rules = RuleSet.from_counts(counts, RuleOrigin(options=search))
             figures, equal = compare(rules, rest, lambda: encode(texts, tokenizer), options.rounds)
-            figures["bytes_per_rule"] = bytes_per_rule(rules)
             report["rule_sets"][name] = figures
             report["equal"] &= equal
         rules, place = synthetic_rules(options.synthetic), Path(folder) / "synthetic"
@@ -240,11 +228,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
             return Matcher(RuleSet.load(place)).segment(rest[:SEGMENT])
 
         load()
-        report["synthetic"] = {
-            "rules": {str(n): count for n, count in rules.counts_by_order.items()},
-            "bytes_per_rule": bytes_per_rule(rules),
-            "load_seconds": spread([timed(load)[0] for _ in range(options.rounds)]),
-        }
+        seconds = [timed(load)[0] for _ in range(options.rounds)]
+        report["synthetic"] = sizes_of(rules) | {"load_seconds": spread(seconds)}
 
 
 BENCHMARK: Final = Benchmark(
