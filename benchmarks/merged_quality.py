@@ -96,7 +96,7 @@ def _subject(
 ) -> Report:
     model, config = umim.merged_model, umim.checkpoint.config
     share = model.saved_share
-    aligned = evaluate_alignment(rows, model, batch_size, base=umim.backbone)
+    aligned = evaluate_alignment(rows, model, batch_size)
     read = perplexity(rows, model, batch_size)
     prompts = model.reading("prompt", _RAW_TAIL)
     behind = second_half_perplexity(rows, Scorer(prompts, len(rows[0])), batch_size)

@@ -247,16 +247,9 @@ class AlignmentResult:
 
 @torch.no_grad()
 def evaluate_alignment(
-    rows: Sequence[NDArray[np.integer]],
-    merged_model: MergedModel,
-    batch_size: int = 8,
-    base: Backbone | None = None,
+    rows: Sequence[NDArray[np.integer]], merged_model: MergedModel, batch_size: int = 8
 ) -> AlignmentResult:
-    """Compare next-token distributions on raw and on merged input, or on an evicted cache.
-
-    ``base`` reads the raw rows of ids [T_b]; the model's own backbone if None.
-    """
-    backbone = merged_model.backbone
+    """Compare next-token distributions on raw and on merged input, rows of raw ids [T_b]."""
     row_sums = np.zeros((len(rows), len(METRICS)))  # over the paper's rows of each row of text
     row_counts = np.zeros(len(rows), dtype=np.int64)
     state_sums, state_rows = np.zeros(len(METRICS)), 0
@@ -273,7 +266,7 @@ def evaluate_alignment(
         if not bool(chosen.any()):
             continue
         unit_end, of_row = layout.trunk[chosen], chosen.nonzero()[:, 0]
-        pairs = logit_pairs(part, layout, chosen, merged_model, base or backbone)
+        pairs = logit_pairs(part, layout, chosen, merged_model)
         for teacher, student, chunk in pairs:
             values = row_metrics(teacher, student)
             table = torch.stack([values[name] for name in METRICS], dim=1)
@@ -310,13 +303,11 @@ def logit_pairs(
     layout: BranchLayout,
     chosen: Tensor,
     merged_model: MergedModel,
-    base: Backbone,
 ) -> Iterator[tuple[Tensor, Tensor, slice]]:
     """Yield logits [C, V] on raw and on merged input, of the same places of a text, in chunks.
 
     They are at least float32: rounded to bfloat16 they tie. The next chunk overwrites them. The
-    third value says which C of the wanted states [B, T] (bool) they are. ``base``, of the same
-    vocabulary, reads the raw rows [T_b].
+    third value says which C of the wanted states [B, T] (bool) they are. Rows are raw ids [T_b].
     """
     backbone = merged_model.backbone
     ids = np.zeros(tuple(layout.lengths.shape), dtype=np.int64)
@@ -324,13 +315,13 @@ def logit_pairs(
         ids[b, : len(row)] = row
     tokens = torch.from_numpy(ids).to(backbone.device)
     student = state_hidden(tokens, layout, merged_model)[chosen]
-    teacher = base.hidden(base.embed(tokens))[chosen]  # causal: none sees padding
+    teacher = backbone.hidden(backbone.embed(tokens))[chosen]  # causal: none sees padding
     most = _HEAD_ROWS["cpu" if tokens.device.type == "cpu" else "gpu"]
     wide = torch.promote_types(backbone.head_weight.dtype, torch.float32)
     pages = student.new_empty(2, min(most, len(student)), len(backbone.head_weight), dtype=wide)
     for first in range(0, len(student), most):
         chunk = slice(first, first + most)
-        _fill_logits(teacher[chunk], base, pages[0])
+        _fill_logits(teacher[chunk], backbone, pages[0])
         _fill_logits(student[chunk], backbone, pages[1])
         count = len(student[chunk])
         yield pages[0, :count], pages[1, :count], chunk

@@ -127,7 +127,7 @@ def _divergence(
     paid = paying >= 0
     spans = paying[paid]
     sums = torch.zeros(len(layout.span_ids), dtype=torch.float64, device=paying.device)
-    pairs = logit_pairs(rows, layout, paid, merged_model, merged_model.backbone)
+    pairs = logit_pairs(rows, layout, paid, merged_model)
     for teacher, student, chunk in pairs:
         sums.index_add_(0, spans[chunk], row_divergence(teacher, student))
     return sums.cpu().numpy()

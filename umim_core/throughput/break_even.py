@@ -70,16 +70,6 @@ class ThroughputRow:
         return self.rules if asked is None else f"pairs {100 * asked:.3g} %"
 
 
-def _grouped(
-    rows: Sequence[ThroughputRow],
-) -> dict[tuple[Phase, int], dict[str, list[ThroughputRow]]]:
-    """Return rows by phase and batch size, then rules; lengths rise."""
-    groups: dict[tuple[Phase, int], dict[str, list[ThroughputRow]]] = {}
-    for row in sorted(rows, key=lambda row: row.prompt_tokens):
-        groups.setdefault((row.phase, row.batch_size), {}).setdefault(row.label, []).append(row)
-    return groups
-
-
 def pays_from(rows: Sequence[ThroughputRow]) -> int | None:
     """Return the least length from which all of these rows, of rising length, pay."""
     shortest = None
@@ -96,12 +86,16 @@ def break_even(rows: Sequence[ThroughputRow]) -> list[dict[str, Any]]:
     Reductions and speed-ups (median, quartiles) are those realised at each prompt length, rising;
     ``pays_from`` is None if UMIM does not pay at the longest.
     """
+    ordered = sorted(rows, key=lambda x: (x.batch_size, PHASES.index(x.phase), x.prompt_tokens))
+    kinds: dict[tuple[Phase, int, str], list[ThroughputRow]] = {}
+    for row in ordered:
+        kinds.setdefault((row.phase, row.batch_size, row.label), []).append(row)
     return [
         {
-            "phase": phase,
+            "phase": series[0].phase,
             "rules": series[0].rules,
             "asked_reduction": series[0].asked_reduction,
-            "batch_size": batch_size,
+            "batch_size": series[0].batch_size,
             "new_tokens": series[0].new_tokens,
             "prompt_tokens": [row.prompt_tokens for row in series],
             "token_reductions": [row.token_reduction for row in series],
@@ -110,6 +104,5 @@ def break_even(rows: Sequence[ThroughputRow]) -> list[dict[str, Any]]:
             "speedups_high": [row.speedup_high for row in series],
             "pays_from": pays_from(series),
         }
-        for (phase, batch_size), kinds in _grouped(rows).items()
         for series in kinds.values()
     ]
