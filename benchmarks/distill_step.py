@@ -49,7 +49,6 @@ from benchmarks.runner import (
 )
 from benchmarks.subjects import (
     CHECKPOINT,
-    CORPUS_OPTIONS,
     EMBEDDED,
     Ids,
     general_text,
@@ -358,8 +357,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
 BENCHMARK: Final = Benchmark(
     name="distill_step",
     doc=__doc__,
-    options=CORPUS_OPTIONS
-    | {
+    options={
+        "ids": Path,
         "on": {"choices": tuple(ROWS), "default": "embedded"},
         "shapes": tuple(SHAPES),
         "checkpoint": CHECKPOINT,

@@ -65,7 +65,6 @@ from benchmarks.runner import (
     no_error_gate_missed,
     save,
     spread,
-    timed,
 )
 from benchmarks.subjects import (
     Ids,
@@ -297,13 +296,10 @@ class EngineParts:
         return [row for row in rows if row.phase == phase]
 
     def prefill(self, length: int) -> list[Report]:
-        """Time prefills; of that by natural rules, matching alone and with packing and merging."""
+        """Time prefills; of that by natural rules, what matching, packing and merging take."""
         rows = self.rows("prefill", 1, length, self.sizes.reductions)
         (merging,) = merging_shares(self.subject, rows, self.sizes.pairs)
-        match = partial(self.subject.merged_model.segment_prompt, self.subject.ids[:length])
-        matching = min(timed(match)[0] for _ in range(self.sizes.pairs))
-        shares = {"matching": matching / rows[-1].umim_seconds, "merging": merging["share"]}
-        return [*map(asdict, rows[:-1]), asdict(rows[-1]) | shares]
+        return [*map(asdict, rows[:-1]), asdict(rows[-1]) | {"merging": merging["share"]}]
 
     def decode(self, batch_size: int) -> list[Report]:
         """Time decoding; a step reads all weights, and the columns of all rows."""

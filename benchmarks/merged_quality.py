@@ -38,7 +38,7 @@ _RAW_TAIL: Final = 16
 
 def read_rows(
     options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase
-) -> tuple[str, list[NDArray[np.int32]]]:
+) -> tuple[str, list[NDArray[np.int64]]]:
     """Return the name of the test text, and rows that are evenly spread over it."""
     names, files = zip(*map(named, options.test), strict=True)
     rows = segment_rows(first_ids(source_of(files), tokenizer, options.tokens)[0], options.window)
@@ -46,7 +46,7 @@ def read_rows(
         raise SystemExit(f"there are {len(rows)} rows of {options.window} tokens")
     chosen = rows[spread_rows(len(rows), options.rows)]
     check_known(int(chosen.max()), tokenizer)
-    return ", ".join(dict.fromkeys(names)), list(chosen)
+    return ", ".join(dict.fromkeys(names)), list(chosen.astype(np.int64))
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
@@ -61,16 +61,16 @@ def run(options: argparse.Namespace, report: Report) -> None:
     first = next(iter(models.values()))
     backbone = first.backbone
     report["facts"]["device"] = device_name(backbone.device)
-    text, int_rows = read_rows(options, backbone.require_tokenizer())
+    text, rows = read_rows(options, backbone.require_tokenizer())
     base = first.merged_model.base()
     report |= {
         "backbone": Path(backbone.name).stem,
         "backbone_fingerprint": backbone.fingerprint,
         "text": {
             "name": text,
-            "rows": len(int_rows),
-            "tokens": sum(map(len, int_rows)),
-            "digest": text_digest(int_rows),
+            "rows": len(rows),
+            "tokens": sum(map(len, rows)),
+            "digest": text_digest(rows),
         },
         "text_name": options.text_name,
         "window": options.window,
@@ -78,7 +78,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
         "raw_tail": _RAW_TAIL,
         "subjects": {},
     }
-    rows = [np.asarray(row, dtype=np.int64) for row in int_rows]
     plain = perplexity(rows, base, options.batch_size)
     half = second_half_perplexity(rows, Scorer(base, options.window), options.batch_size)
     report |= {"ppl_base": plain.ppl, "ppl_half_base": half.ppl}

@@ -235,7 +235,7 @@ def count(ids: str, tokens: int | None, tau: int) -> Report:
     return {"tokens": len(text), "seconds": seconds, **memory, "rules": sizes}
 
 
-def on_ray(ids: str, tokens: int | None, tau: int, rounds: int) -> Report:
+def on_ray(ids: str, tau: int, rounds: int) -> Report:
     """Time counting on a cluster of ``THREADS`` cores and by the bare kernel, over equal shards.
 
     The start of the cluster and the first count of each side are left out.
@@ -243,7 +243,7 @@ def on_ray(ids: str, tokens: int | None, tau: int, rounds: int) -> Report:
     from tasks.cluster.ray_cluster import ray_cluster
     from tasks.data.counting import ClusterCounter, Corpus
 
-    text, offsets = whole_segments(open_ids(Path(ids), tokens))
+    text, offsets = whole_segments(open_ids(Path(ids)))
     starts = range(0, len(text), _WRITE_TOKENS)
     results: dict[str, Any] = {}
     with (
@@ -301,9 +301,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report["tau"] = tau
     report |= compare(make_sides(ids, tau), len(ids), options.rounds)
     report["memory"] = fresh("mining", "count", ids=file, tokens=options.tokens, tau=tau)
-    on_cluster = {"tokens": options.ray_tokens, "tau": tau, "rounds": options.ray_rounds}
     report["ray"] = options.ray and fresh(
-        "mining", "on_ray", ids=options.ray.resolve(), **on_cluster
+        "mining", "on_ray", ids=options.ray.resolve(), tau=tau, rounds=options.ray_rounds
     )
 
 
@@ -316,14 +315,7 @@ BENCHMARK: Final = Benchmark(
     name="mining",
     doc=__doc__,
     libraries=("duckdb", "numba", "numpy", "polars", "pyarrow"),
-    options=CORPUS_OPTIONS
-    | {
-        "tau": 5,
-        "rounds": 10,
-        "ray": Path,
-        "ray_tokens": int,
-        "ray_rounds": 3,
-    },
+    options=CORPUS_OPTIONS | {"tau": 5, "rounds": 10, "ray": Path, "ray_rounds": 3},
     measure=run,
     gates=gates,
     equal=equal,

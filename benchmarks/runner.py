@@ -34,7 +34,6 @@ SLOW_ROUNDS: Final = 3
 _HELP: Final = {
     "answers": "folder that answers stay in, so that a killed run goes on",
     "backbone": "name or directory of the frozen model",
-    "cache": "folder for what is built",
     "batch_size": "rows of a forward",
     "checkpoint": "name or directory",
     "checkpoints": "names or directories; all of one tokenizer where they read the same ids",
@@ -59,7 +58,6 @@ _HELP: Final = {
     "questions": "of a batch",
     "raw_tails": "last tokens of a prompt that stay raw, each a setting of its own",
     "ray": "ids (.npy) for the Ray path, at least 1e8",
-    "ray_tokens": "read only the first so many of them",
     "reductions": "token reductions to meet",
     "rounds": "alternating runs of each side; 3 of those that take over 10 s",
     "segments": "that train",
@@ -73,7 +71,7 @@ _HELP: Final = {
     "tokens": "read only the first so many",
     "window": "tokens of a window, half of which are shortened",
 }
-_WRITTEN: Final = ("answers", "cache", "out")  # paths that need not be there
+_WRITTEN: Final = ("answers", "out")  # paths that need not be there
 _FROM_0: Final = ("after", "few", "raw_tails", "synthetic", "warmup")  # other numbers are from 1 on
 T = TypeVar("T")
 Gate = tuple[float, float, bool]

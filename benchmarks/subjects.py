@@ -39,11 +39,8 @@ GENERAL: Final = Path(__file__).resolve().parents[2] / "shared" / "data" / "gene
 PASSAGE: Final = 64  # tokens
 SEGMENT: Final = 512
 EMBEDDED: Final = "umim-docs-llama"
-CORPUS_OPTIONS: Final[dict[str, object]] = {
-    "ids": Path,
-    "cache": Path(".umim/benchmarks"),
-    "tokens": int,
-}
+DOCSTRINGS: Final = Path(".umim/benchmarks/docstrings.npy")
+CORPUS_OPTIONS: Final[dict[str, object]] = {"ids": Path, "tokens": int}
 Ids = NDArray[np.int64]
 _PHRASES: Final = 4_000
 _TAU: Final = 5
@@ -180,7 +177,7 @@ def ids_file(options: argparse.Namespace) -> Path:
     if options.ids is not None:
         open_ids(options.ids)  # refuses what is none, before anything is measured
         return Path(options.ids).resolve()
-    file = Path(options.cache).resolve() / "docstrings.npy"
+    file = DOCSTRINGS.resolve()
     if not file.exists():
         texts = ((text, True) for text in docstrings("train"))
         ids = [ids for ids, _ in tokenize_parts(texts, load_tokenizer(EMBEDDED))]

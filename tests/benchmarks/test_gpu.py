@@ -28,7 +28,7 @@ def test_a_tiny_run_measures_every_part_on_the_processor(tmp_path: Path) -> None
     }
     prefill = [(row["prompt_tokens"], row["asked_reduction"]) for row in report["prefill"]]
     assert prefill == [(n, asked) for n in TINY.prefill for asked in (*TINY.reductions, None)]
-    assert all(row["matching"] > 0 < row["merging"] for row in report["prefill"][3::4])
+    assert all(row["merging"] > 0 for row in report["prefill"][3::4])
     assert [row["batch_size"] for row in report["decode"]] == list(TINY.decode)
     fit = {(row["prompt_tokens"], row["side"]): row["fits"] for row in report["pool"]}
     per_unit = 2 * 2 * 16 * 2  # keys and values, layers, width of 2 heads, bfloat16
