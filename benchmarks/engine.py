@@ -49,7 +49,6 @@ from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward
 from umim_core.inference.prompts import read_prompts
-from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput.break_even import ThroughputRow
@@ -63,25 +62,6 @@ PREFILL_FROM: Final = 512
 DECODE_RATIO: Final = 0.98
 MERGING_SHARE: Final = 0.03
 LOGITS_ERROR: Final = 1e-5
-Side = Callable[[], list[list[int]]]
-
-
-def generation_sides(backbone: Backbone, prompts: Ids, new_tokens: int) -> dict[str, Side]:
-    """Return ours without rules and transformers with both caches; each returns the new ids.
-
-    Prompts are raw ids [B, L].
-    """
-    engine = Engine(MergedModel.without_merging(backbone))
-    options = GenerateOptions(max_new_tokens=new_tokens)
-
-    def ours() -> list[list[int]]:
-        return [list(row.ids) for row in engine.generate(list(prompts), options).rows]
-
-    def theirs(cache: str) -> list[list[int]]:
-        found = _generate(backbone, prompts, new_tokens, cache)
-        return found.sequences[:, prompts.shape[1] :].tolist()
-
-    return {OURS: ours} | {name: partial(theirs, cache) for name, cache in CACHES.items()}
 
 
 def _generate(backbone: Backbone, prompts: Ids, new_tokens: int, cache: str) -> Any:
@@ -181,9 +161,20 @@ def measure(subject: Subject, config: BenchmarkConfig, roofline: Roofline | None
 
 
 def compare_engines(subject: Subject, prompts: Ids, config: BenchmarkConfig) -> Report:
-    """Run our engine without rules and transformers in turn, and compare their ids."""
+    """Run our engine without rules and transformers in turn behind raw ids [B, L]; compare ids."""
+    engine = Engine(subject.merged_model.base())
+    options = GenerateOptions(max_new_tokens=config.new_tokens)
+
+    def ours() -> list[list[int]]:
+        return [list(row.ids) for row in engine.generate(list(prompts), options).rows]
+
+    def theirs(cache: str) -> list[list[int]]:
+        found = _generate(subject.backbone, prompts, config.new_tokens, cache)
+        return found.sequences[:, prompts.shape[1] :].tolist()
+
     ids: dict[str, list[list[int]]] = {}
-    sides = generation_sides(subject.backbone, prompts, config.new_tokens)
+    sides: dict[str, Callable[[], list[list[int]]]] = {OURS: ours}
+    sides |= {name: partial(theirs, cache) for name, cache in CACHES.items()}
     seconds = alternate(sides, config.pairs, warmed=ids.__setitem__)
     return {
         name: {

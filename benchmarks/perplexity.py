@@ -56,12 +56,6 @@ _TAU: Final = 5
 Rows = list[NDArray[np.int64]]
 
 
-def rule_sets(subject: Subject, mined: NDArray[np.int64]) -> dict[str, Matcher]:
-    """Return natural rules, of which none lies inside another, and rules of a text [T] that do."""
-    nested = mined_rules(mined, np.array([0, len(mined)]), RuleOptions(tau=_TAU, **AS_FOUND))
-    return {"plain": subject.merged_model.require_matcher(), "nested": Matcher(nested)}
-
-
 def measure(subject: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: int) -> Report:
     """Time every side of one backbone and compare what they give."""
 
@@ -146,7 +140,10 @@ def run(options: argparse.Namespace, report: Report) -> None:
         rule, size = f"{options.rows} rows of {options.length} tokens", len(backbone_subject.ids)
         require(size >= timed, CorpusError, f"the text must have {rule}", f"{size} tokens")
         rows = list(backbone_subject.ids[:timed].reshape(options.rows, options.length))
-        rules = rule_sets(backbone_subject, backbone_subject.ids[timed:])
+        mined = backbone_subject.ids[timed:]
+        nested = mined_rules(mined, np.array([0, len(mined)]), RuleOptions(tau=_TAU, **AS_FOUND))
+        plain = backbone_subject.merged_model.require_matcher()
+        rules = {"plain": plain, "nested": Matcher(nested)}
         report["backbones"][Path(name).name] = measure(backbone_subject, rules, rows, options.pairs)
 
 

@@ -36,7 +36,7 @@ FILES: dict[str, Callable[[np.random.Generator], np.ndarray | str]] = {
     "humaneval.jsonl": lambda rng: json.dumps(HUMANEVAL),
 }
 QUICK = {
-    "engine": f"--backbones {SMALL} --lengths 64 --batch-sizes 1 --new-tokens 4 --pairs 1 "
+    "engine": f"--backbones {SMALL} --lengths 64 --batch-sizes 1 3 --new-tokens 4 --pairs 1 "
     "--warmup 0 --reductions 0.5 --device cpu",
     "examples": f"--checkpoint {SMALL} --new-tokens 3",
     "merged_quality": f"--checkpoints a={SMALL} b={SMALL} --test t=text.txt --rows 2 --window 64",
@@ -99,6 +99,18 @@ def test_a_tiny_run(
     if name == "merged_quality":
         one, other = report["subjects"].values()
         assert one == other and 0 < one["prompt_saving"] < one["saving"] < 1
+    if name == "engine":
+        assert report["backbones"][SMALL]["logits_error"]["1"] == 0.0  # under an empty rule set
+        assert len(report["backbones"][SMALL]["engines"]["3"]) == 3
+    if name == "perplexity":
+        found = report["backbones"][SMALL]
+        assert found["plain"]["infix_free"] and not found["nested"]["infix_free"]
+        assert min(found[rules]["token_reduction"] for rules in ("plain", "nested")) > 0.1
+    if name == "preference_step":
+        found = report["checkpoints"][OTHER]
+        assert max(found["loss_error"], found["gradient_error"]) < 1e-5
+        assert found["token_reduction"] > 0.05
+        assert found["loss"] != pytest.approx(np.log(2), abs=1e-6)  # not at the reference
     if name == "problems":
         sides = report["sets"]["humaneval"]["sides"]
         assert (

@@ -14,13 +14,9 @@ import torch
 from benchmarks import distill_step, mining
 from benchmarks.answers import HALVES, LISTS, Question, answer_shortened, points, questions
 from benchmarks.distill_step import CASTS, LIGER, OURS, PLAIN, SINGLE, Shape, StepBatch
-from benchmarks.engine import generation_sides, logits_error
 from benchmarks.examples import PROMPTS, bracketed
 from benchmarks.matching import AhoCorasick, Spans, compare
 from benchmarks.mining import Grams, make_sides
-from benchmarks.perplexity import measure as measure_perplexity
-from benchmarks.perplexity import rule_sets
-from benchmarks.preference_step import measure as measure_preference
 from benchmarks.problems import answer, answer_shorter, solves_function, solves_word_problem
 from benchmarks.runner import Report
 from benchmarks.subjects import SEGMENT, Subject, random_subject, untrained_module
@@ -95,32 +91,7 @@ def test_all_sides_of_mining_find_the_same_and_one_that_finds_less_is_seen(
     assert found == {mining.OURS: True, mining.POLARS: False}
 
 
-# --- engine, perplexity, training steps
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_all_engines_generate_the_same_ids(tiny: Subject, rows: int) -> None:
-    sides = generation_sides(tiny.backbone, tiny.ids[: 20 * rows].reshape(rows, 20), 6)
-    ids = [side() for side in sides.values()]
-    assert np.array(ids).shape == (3, rows, 6)
-    assert ids[0] == ids[1] == ids[2]
-    assert logits_error(tiny, tiny.ids[None, :30], 5) == 0.0  # under an empty rule set
-
-
-def test_one_forward_gives_what_the_listing_gives(tiny: Subject) -> None:
-    rows, rules = list(tiny.ids[:96].reshape(2, 48)), rule_sets(tiny, tiny.ids[96:])
-    measured = measure_perplexity(tiny, rules, rows, 1)
-    assert max(measured[name]["difference"] for name in rules) < 2e-3
-    assert measured["plain"]["infix_free"] and not measured["nested"]["infix_free"]
-    assert min(measured[name]["token_reduction"] for name in rules) > 0.1
-
-
-def test_packed_and_unpacked_answers_give_one_loss_and_one_gradient(tiny: Subject) -> None:
-    shape = argparse.Namespace(questions=2, answers=3, context=24, ending=6, rounds=1)
-    measured = measure_preference(tiny, shape)
-    assert max(measured["loss_error"], measured["gradient_error"]) < 1e-5
-    assert measured["token_reduction"] > 0.05
-    assert measured["loss"] != pytest.approx(np.log(2), abs=1e-6)  # not at the reference
+# --- training steps
 
 
 def test_all_sides_of_the_loss_agree() -> None:
