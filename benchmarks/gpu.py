@@ -259,8 +259,11 @@ def from_scratch(model: MergedModel, prompt: Ids, made: Sequence[int]) -> Tensor
     ids = np.concatenate([prompt, np.array(made, dtype=np.int64)])
     packed = model.pack([ids], [((0, len(prompt)), (len(prompt), len(ids)))])
     tokens = torch.tensor(ids, device=model.backbone.device)[None]
-    raw = model.trunk.raw_states(tokens)
-    states = model.states_of(tokens, raw, packed.ends, packed.lengths)
+    if model.merge_depth:
+        raw = model.trunk.raw_states(tokens)
+        states = model.states_of(tokens, raw, packed.ends, packed.lengths)
+    else:
+        states = model.embed(packed)
     positions = packed.position_ids(model.unit_positions)
     hidden = model.trunk.hidden(states, packed.merged, None, positions)
     return model.backbone.head(hidden[0, -1])
