@@ -109,7 +109,6 @@ def _subject(
         "token_reduction": read.token_reduction,
         "saving": read.token_reduction * share,
         "kl": aligned.state_means["kl"],
-        "kl_ends": aligned.means["kl"],
         "top1": aligned.state_means["top1"],
         "ppl_ratio": _ratio(read, plain),
         "prompt_token_reduction": behind.token_reduction,
