@@ -29,9 +29,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Place = tuple[int, int]
-_SCHEMA: Final = "{}"  # stands where messages have a role
 _log: Final = logging.getLogger("umim")
 _REWRITTEN: Final = "its template changes what users say"
 _SCHEMAS: Final = "its template does not write tools as tojson does"
@@ -245,11 +244,14 @@ class _Marks:
         self.tools = tools
         if tools and "tools" in roles:
             self.tools = [self._keyed(tool, number) for number, tool in enumerate(tools)]
-        self._cores: dict[str, tuple[str, str, bool]] = {}  # role, text to find, of last message
+        # By number: whose it is, the text to find, whether it is of the last message.
+        self._cores: dict[str, tuple[str, str, bool]] = {}
         self.chat = [self._marked(message, message is chat[-1]) for message in chat]
 
     def _marked(self, message: Mapping[str, Any], is_last: bool) -> Mapping[str, Any]:
-        content, role = message.get("content"), str(message.get("role"))
+        content = message.get("content")
+        # What no common name is known of counts as a user's.
+        role = MESSAGE_ROLES.get(str(message.get("role")), "user")
         if role == "assistant":
             return message
         if isinstance(content, str):
@@ -286,32 +288,28 @@ class _Marks:
 
     def _with_marked_schemas(self, marked: str) -> tuple[str, set[int]]:
         """Return a rendering with marks around schemas, not keys in them, and whose they are."""
-        schemas: list[tuple[int, int, str]] = []  # start, end, and without the key
         written: set[int] = set()
         for part in "tf":  # tools as a whole, then functions that stand alone
-            wholes = list(schemas)
+            pieces, at = [], 0
             for key in re.finditer(rf'"{self._key}{part}(\d+)": 0', marked):
-                before = bisect_right(wholes, key.start(), key=lambda whole: whole[0]) - 1
                 number = int(key[1])
-                if number < len(self._tools) and not (
-                    before >= 0 and key.end() <= wholes[before][1]
-                ):
-                    found = self._schema_at(key, part, number, marked)
-                    schemas += found
-                    written |= {number} if found else set()
-        pieces, at = [], 0
-        for start, end, schema in sorted(schemas):
-            mark = f"{self._key}.{len(self._cores)}."
-            self._cores[str(len(self._cores))] = _SCHEMA, schema, False
-            pieces += [marked[at:start], f"{mark}({schema}{mark})"]
-            at = end
-        pieces.append(marked[at:])
-        return re.sub(rf',\s*"{self._key}[tf]\d+": 0', "", "".join(pieces)), written
+                found = self._schema_at(key, part, number, marked)
+                if found is not None:
+                    start, end, schema = found
+                    mark = f"{self._key}.{len(self._cores)}."
+                    self._cores[str(len(self._cores))] = "tools", schema, False
+                    pieces += [marked[at:start], f"{mark}({schema}{mark})"]
+                    at = end
+                    written.add(number)
+            marked = "".join([*pieces, marked[at:]])
+        return re.sub(rf',\s*"{self._key}[tf]\d+": 0', "", marked), written
 
     def _schema_at(
         self, key: re.Match[str], part: str, number: int, marked: str
-    ) -> list[tuple[int, int, str]]:
-        """Return the schema around a key that ``tojson`` wrote; nothing for another form."""
+    ) -> tuple[int, int, str] | None:
+        """Return the schema around a key that ``tojson`` wrote; None for another form."""
+        if number >= len(self._tools):
+            return None
         keyed, tool = (self.tools or ())[number], self._tools[number]
         if part == "f":
             keyed, tool = keyed["function"], tool["function"]
@@ -320,8 +318,8 @@ class _Marks:
             start = key.start() - form.rindex(key[0])
             if start >= 0 and marked.startswith(form, start):
                 schema = json.dumps(tool, ensure_ascii=False, indent=indent)
-                return [(start, start + len(form), schema)]
-        return []
+                return start, start + len(form), schema
+        return None
 
     def check(self, marked: str) -> None:
         """Refuse a template that drops what a user or the system says, or prints parts."""
@@ -343,61 +341,46 @@ class _Marks:
         if keyed:
             marked, written = self._with_marked_schemas(marked)
         pieces = re.split(rf"{self._key}\.(\d+)\.([()])", marked)  # piece, number, side, piece
-        same = _Same("".join(pieces[::3]), text)
-        raw = {number for number, (role, _, _) in self._cores.items() if self._may_merge(role)}
-        places, at, end = [], 0, None
+        raw = {number: role for number, (role, _, _) in self._cores.items() if role in self._roles}
+        places, at, end = list[Place](), 0, None
+        moved = _moves("".join(pieces[::3]), text)
         for k in range(0, len(pieces) - 1, 3):
             piece, number, side, inside = pieces[k : k + 4]
             at += len(piece)
             role, core, is_last = self._cores.get(number, ("", "", False))
             if side == ")":
-                end = same.place(at, at) if is_last else end
-            elif (
-                self._may_merge(role) and inside == core and pieces[k + 4 : k + 6] == [number, ")"]
-            ):
-                place = same.place(at, at + len(core))
-                if place is not None:
-                    places += places_of(self._role(role), core, place[0])
-                    raw.discard(number)
+                end = moved(at, at) if is_last else end
+            elif role in self._roles and inside == core and pieces[k + 4 : k + 6] == [number, ")"]:
+                start = moved(at, at + len(core))
+                if start is not None:
+                    places += places_of(role, core, start)
+                    raw.pop(number)
         unmerged = _SCHEMAS if raw or (keyed and len(written) < len(self._tools)) else ""
-        if any(self._cores[number][0] != _SCHEMA for number in raw):
+        if set(raw.values()) - {"tools"}:
             unmerged = _REWRITTEN
         if unmerged:
             log_unmerged(unmerged)
-        return WrittenChat(text, places, end and end[1], unmerged)
-
-    def _may_merge(self, role: str) -> bool:
-        """Return whether a role's contents merge."""
-        return self._role(role) in self._roles
-
-    @staticmethod
-    def _role(role: str) -> str:
-        """Return a role by its common name; what no name is known of counts as a user's."""
-        return (MESSAGE_ROLES | {_SCHEMA: "tools"}).get(role, "user")
+        return WrittenChat(text, places, end, unmerged)
 
 
-class _Same:
-    """Places of one text in another that begins and ends like it; mostly they are equal."""
+def _moves(source: str, target: str) -> Callable[[int, int], int | None]:
+    """Return what gives the start of a place in a text that begins and ends as the source does.
 
-    def __init__(self, source: str, target: str) -> None:
-        self._size, self._more = len(source), len(target) - len(source)
-        most = min(len(source), len(target))
-        self._begin = self._end = most
-        if source != target:
-            self._begin = bisect_left(
-                range(1, most + 1), True, key=lambda n: not target.startswith(source[:n])
-            )
-            self._end = bisect_left(
-                range(1, most + 1), True, key=lambda n: not target.endswith(source[-n:])
-            )
+    It gives None where they differ: where a template looks into contents, at first letters say.
+    """
+    if source == target:
+        return lambda start, stop: start
+    pairs = ((source, target), (source[::-1], target[::-1]))
+    begin, end = (
+        len(list(takewhile(lambda x: x[0] == x[1], zip(*p, strict=False)))) for p in pairs
+    )
 
-    def place(self, start: int, end: int) -> Place | None:
-        """Return a place of the source in the target; None where they differ there."""
-        if end <= self._begin:
-            return start, end
-        if start >= self._size - self._end:
-            return start + self._more, end + self._more
-        return None
+    def moved(start: int, stop: int) -> int | None:
+        if stop <= begin:
+            return start
+        return start - len(source) + len(target) if start >= len(source) - end else None
+
+    return moved
 
 
 def places_of(role: str, text: str, start: int = 0) -> list[Place]:
