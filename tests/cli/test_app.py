@@ -58,7 +58,7 @@ REFUSED = {
     "ppl a.txt -c checkpoint --raw-tail 2": "--raw-tail is of prompts; got 2",
     "ppl one.txt -c checkpoint": "at least two tokens of a document",
     "bench --lengths 256,many": "--lengths must be numbers with commas",
-    "bench --batch-sizes 0": "batch_sizes.0: Input should be greater than or equal to 1",
+    "bench --batch-sizes 0": "the options: batch_sizes.0 must be at least 1; got 0",
     "bench -c checkpoint --new-tokens 60 --device cpu": "a prompt 8 of the model's 64 positions; g",
     "path umim-docs-llama/..": "a name must be one of",
     "path umim-docs-llama --tasks": "NAME has no part in --tasks; got NAME umim-docs-llama",

@@ -51,7 +51,7 @@ from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from umim_core.config.model_base import Model, checking, typed
+from umim_core.config.model_base import Model, checking, validated
 from umim_core.errors import ConfigError, look_up, require
 from umim_core.registry import Registry
 
@@ -153,7 +153,7 @@ class ModuleForm(Model):
     @model_validator(mode="wrap")
     @classmethod
     def _typed(cls, raw: object, read: Callable[[object], Self]) -> Self:
-        return typed(read, raw) if cls is ModuleForm else read(raw)
+        return validated(cls, raw, read=read) if cls is ModuleForm else read(raw)
 
     def form(self) -> dict[str, object]:
         """Return the form's fields alone."""

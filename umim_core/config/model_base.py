@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import chain
 from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import (
@@ -48,63 +49,62 @@ def checking() -> Iterator[None]:
         raise ValueError(str(error)) from error
 
 
-def typed(read: Callable[[object], AnyModel], raw: object) -> AnyModel:
-    """Read options that a caller gives by themselves, not in a file that names the place."""
+def validated(
+    model: type[AnyModel],
+    raw: object,
+    what: str = "",
+    read: Callable[[object], AnyModel] | None = None,
+) -> AnyModel:
+    """Return a configuration, by what a validator of it is handed, if anything.
+
+    What breaks one of its rules is a ``ConfigError`` of the field, and of ``what`` names all.
+    """
     try:
-        return read(raw)
+        return (read or model.model_validate)(raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where, limits = ".".join(map(str, first["loc"])), first.get("ctx", {})
-        if first["type"] == "value_error":
-            raise ConfigError(first["msg"].removeprefix("Value error, ")) from error
-        rule, remedy = f"{where}: {first['msg']}".removeprefix(": "), "Correct the option."
-        if "ge" in limits:
-            rule, remedy = f"{where} must be at least {limits['ge']}", "Raise it."
-        elif "le" in limits:
-            rule, remedy = f"{where} must be at most {limits['le']}", "Lower it."
-        raise ConfigError(rule, first["input"], remedy) from error
-
-
-def validated(model: type[AnyModel], raw: object, what: str) -> AnyModel:
-    """Return a configuration."""
-    try:
-        return model.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part)[:99] for part in first["loc"]) or "the recipe"
-        rule, value, remedy = first["msg"], first.get("input"), "Correct the field."
+        where, context = ".".join(str(part)[:99] for part in first["loc"]), first.get("ctx", {})
+        said, value, remedy = first["msg"].removeprefix("Value error, "), first["input"], ""
+        rule = f"{where}: {said}".removeprefix(": ")
         if first["type"] == "extra_forbidden":
             remedy = _right_name(model, first["loc"])
-        own = getattr(first.get("ctx", {}).get("error"), "__cause__", None)
-        if isinstance(own, ConfigError):  # of ``checking``: it says all of this by itself
-            rule, remedy = own.rule, own.remedy or remedy
+        elif "ge" in context:
+            rule, remedy = f"{where} must be at least {context['ge']}", "Raise it."
+        elif "le" in context:
+            rule, remedy = f"{where} must be at most {context['le']}", "Lower it."
+        elif isinstance(own := getattr(context.get("error"), "__cause__", None), ConfigError):
+            # Of ``checking``: it says all of this by itself.
+            rule, remedy = f"{where}: {own.rule}".removeprefix(": "), own.remedy
             value = value if own.value is None else own.value
-        raise ConfigError(f"{what}: {where}: {rule}", value, remedy) from error
+        rule = f"{what}: {rule}".removeprefix(": ")
+        raise ConfigError(rule, value, remedy or "Correct it.") from error
 
 
 def _right_name(model: type[BaseModel], place: Sequence[int | str]) -> str:
     """Return what to write for an unknown field: one of its section, or the section of another."""
-    *outer, last = place
-    name, section = str(last)[:99], {model}
-    for part in outer:  # the name of a field, the kind of a model, or a place in a list or a dict
-        inner = {each for at in section for each in _models_of_field(at, part)}
-        section = inner or {at for at in section if _is_of_kind(at, part)} or section
-    if said := did_you_mean(name, sorted({field for at in section for field in at.model_fields})):
-        return said
+    *outer, last = (str(part)[:99] for part in place)
     sections = _sections(model)
-    for field in get_close_matches(name, sorted(sections), n=1):
-        return f"{field!r} is a field of {', '.join(sections[field])}."
+
+    def holds(path: Sequence[str]) -> bool:
+        parts = iter(outer)  # kinds of models and places in lists stand between names
+        return all(name in parts for name in path)
+
+    if said := did_you_mean(last, sections[max(filter(holds, sections), key=len)]):
+        return said
+    for field in get_close_matches(last, sorted({*chain(*sections.values())}), n=1):
+        places = [".".join(path) for path, fields in sections.items() if field in fields]
+        return f"{field!r} is a field of {', '.join(x or 'the recipe itself' for x in places)}."
     return "Leave it out."
 
 
-def _models_of_field(model: type[BaseModel], name: int | str) -> list[type[BaseModel]]:
-    field = model.model_fields.get(str(name))
-    return [] if field is None else _models(field.annotation)
-
-
-def _is_of_kind(model: type[BaseModel], kind: int | str) -> bool:
-    field = model.model_fields.get("kind")
-    return model.__name__ == kind or (field is not None and kind in get_args(field.annotation))
+def _sections(model: type[BaseModel], *path: str) -> dict[tuple[str, ...], list[str]]:
+    """Return the fields of each section, of a model and of those in its fields."""
+    found = {path: list(model.model_fields)}
+    for name, field in model.model_fields.items():
+        for inner in _models(field.annotation):
+            for place, fields in _sections(inner, *path, name).items():
+                found[place] = [*found.get(place, []), *fields]
+    return found
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
@@ -112,13 +112,3 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for inner in get_args(annotation) for model in _models(inner)]
-
-
-def _sections(model: type[BaseModel], path: str = "") -> dict[str, list[str]]:
-    """Return the sections that have each field, of a model and of those in its fields."""
-    found = {name: [path or "the recipe itself"] for name in model.model_fields}
-    for name in model.model_fields:
-        for inner in _models_of_field(model, name):
-            for field, paths in _sections(inner, f"{path}.{name}".removeprefix(".")).items():
-                found[field] = list(dict.fromkeys([*found.get(field, []), *paths]))
-    return found

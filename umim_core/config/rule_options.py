@@ -24,7 +24,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from umim_core.config.model_base import Model, PositiveFloat, typed
+from umim_core.config.model_base import Model, PositiveFloat, validated
 from umim_core.errors import ConfigError
 
 Overlap = Literal["greedy", "none"]
@@ -141,7 +141,7 @@ class RuleOptions(RuleSearch, MiningConfig):
     @model_validator(mode="wrap")
     @classmethod
     def _typed(cls, raw: object, read: Callable[[object], Self]) -> Self:
-        return typed(read, raw)
+        return validated(cls, raw, read=read)
 
     @property
     def count_documents(self) -> bool:
