@@ -13,12 +13,11 @@ from umim_core.config.model_base import validated
 from umim_core.config.recipe import Recipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.encodable import encoding_error
-from umim_core.errors import ConfigError, did_you_mean, require
+from umim_core.errors import ConfigError, look_up
 from umim_core.store.disk import read_bytes
 
 AnyRecipe = Recipe | TableRecipe | AdaptationRecipe
 _MAX_BYTES: Final = 1 << 18
-_MAX_DEPTH: Final = 32
 _MAX_VALUES: Final = 20_000  # with every alias written out
 _MAX_DIGITS: Final = 100
 _TAG: Final = "tag:yaml.org,2002:"
@@ -40,42 +39,27 @@ _OLD_NUMBER: Final = re.compile(
 )
 
 
-class _Loader(yaml.BaseLoader):
-    """Composes nodes, of a bounded depth: PyYAML looks ahead no further than it has composed."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self.depth += 1
-        if self.depth > _MAX_DEPTH:
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # of PyYAML
-            raise _refusal(mark, f"values must nest {_MAX_DEPTH} deep at most")
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-
 class _Values:
     """Builds what nodes stand for. An alias is written out, so their number bounds everything."""
 
     def __init__(self) -> None:
         self._count = 0
 
-    def of(self, node: yaml.Node, depth: int = 0) -> object:
+    def of(self, node: yaml.Node) -> object:
         self._count += 1
-        if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
+        if self._count > _MAX_VALUES:
             raise _refusal(
                 node.start_mark, f"aliases must stand for {_MAX_VALUES:,} values at most"
             )
         if node.tag not in _TAGS:
             raise _refusal(node.start_mark, f"the tag {node.tag[:99]} is not read: leave it out")
         if isinstance(node, yaml.SequenceNode):
-            return [self.of(item, depth + 1) for item in node.value]
+            return [self.of(item) for item in node.value]
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, depth)
+            return self._mapping(node)
         return _scalar(node) if isinstance(node, yaml.ScalarNode) else None
 
-    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, object]:
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, object]:
         lines: dict[str, int] = {}
         mapping: dict[str, object] = {}
         defaults: dict[str, object] = {}
@@ -90,16 +74,16 @@ class _Values:
             lines[name] = mark.line
             _check_text(key)
             if name == "<<" and key.style is None:  # keys of other mappings, for those not given
-                defaults = self._merged(value, depth)
+                defaults = self._merged(value)
             else:
-                mapping[name] = self.of(value, depth + 1)
+                mapping[name] = self.of(value)
         return defaults | mapping
 
-    def _merged(self, node: yaml.Node, depth: int) -> dict[str, object]:
+    def _merged(self, node: yaml.Node) -> dict[str, object]:
         parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
         merged: dict[str, object] = {}
         for part in reversed(parts):  # the first one wins
-            values = self.of(part, depth + 1)
+            values = self.of(part)
             if not isinstance(values, dict):
                 raise _refusal(part.start_mark, "<< takes a mapping, or a list of mappings")
             merged |= values
@@ -145,7 +129,7 @@ def read_recipe_file(path: Path) -> object:
     """
     try:
         text = read_bytes(path, _MAX_BYTES).decode("utf-8-sig")
-        node = yaml.compose(text, Loader=_Loader)
+        node = yaml.compose(text, Loader=yaml.BaseLoader)
         return None if node is None else _Values().of(node)
     except FileNotFoundError as error:
         raise ConfigError(
@@ -167,6 +151,4 @@ def load_any_recipe(path: Path) -> AnyRecipe:
     kind = str(raw.get("kind", "pipeline")) if isinstance(raw, dict) else "pipeline"
     models: dict[str, type[AnyRecipe]] = {"pipeline": Recipe}
     models |= {"adaptation": AdaptationRecipe, "table": TableRecipe}
-    rule = f"{path.name}: kind must be one of {', '.join(models)}"
-    require(kind in models, ConfigError, rule, kind, did_you_mean(kind, list(models)))
-    return validated(models[kind], raw, path.name)
+    return validated(look_up(models, kind, f"{path.name}: kind"), raw, path.name)
