@@ -16,7 +16,6 @@ import gzip
 import hashlib
 import io
 import lzma
-import math
 import os
 import re
 import zlib
@@ -229,35 +228,35 @@ def _walk(base: str, shapes: Sequence[str]) -> Iterator[tuple[tuple[str, ...], s
 
     Linked folders are followed; one that was read already, or that holds the folder, is not.
     """
-    depth = math.inf if "**" in shapes else len(shapes)
     hidden = any(shape.startswith(".") for shape in shapes)
     read = {str(folder) for folder in Path(os.path.realpath(base)).parents}
-    closed: list[str] = []
-    for place, folders, files in os.walk(
-        base or ".", onerror=lambda error: closed.append(str(error.filename)), followlinks=True
-    ):
-        inside = Path(place).relative_to(base).parts
+    left: list[tuple[str, ...]] = [()]
+    while left:
+        inside, folders = left.pop(), list[tuple[str, ...]]()
+        place = os.path.join(base, *inside) or "."
         if (folder := os.path.realpath(place)) in read:
-            folders.clear()
             yield inside, "linked twice"
             continue
         read.add(folder)
-        for name in sorted(files):
+        try:
+            names = sorted(os.listdir(place))
+        except OSError:
+            yield inside, "without permission"
+            continue
+        for name in names:
             path = os.path.join(place, name)
             if name.startswith(".") and not hidden:
-                reason = "hidden"
+                yield (*inside, name), "hidden"
+            elif os.path.isdir(path):
+                folders.append((*inside, name))
             elif not os.path.isfile(path):
-                reason = "no regular file"
+                yield (*inside, name), "no regular file"
             else:
                 target = os.path.realpath(path)
-                reason = "linked twice" if target in read else ""
+                yield (*inside, name), "linked twice" if target in read else ""
                 read.add(target)
-            yield (*inside, name), reason
-        yield from (((*inside, n), "hidden") for n in folders if n.startswith(".") and not hidden)
-        folders[:] = sorted(n for n in folders if hidden or not n.startswith("."))
-        if len(inside) + 1 >= depth:
-            folders.clear()
-    yield from ((Path(folder).relative_to(base).parts, "without permission") for folder in closed)
+        if "**" in shapes or len(inside) + 1 < len(shapes):
+            left += reversed(folders)
 
 
 def _listed(left_out: Counter[str]) -> str:
