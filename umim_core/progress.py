@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 logger = logging.getLogger("umim.progress")
 _NOTE = "progress.json"
@@ -28,13 +28,7 @@ Points = Mapping[str, tuple[int, float]]  # the newest (step, value) of every me
 Listener = Callable[[Points], None]
 
 
-class _Listening(NamedTuple):
-    listener: Listener | None = None
-    label: str = ""
-
-
-_NOBODY: Final = _Listening()
-_listening: ContextVar[_Listening] = ContextVar("listening", default=_NOBODY)
+_listening: ContextVar[tuple[Listener | None, str]] = ContextVar("listening", default=(None, ""))
 
 
 @lru_cache(1024)
@@ -60,7 +54,7 @@ def listening(listener: Listener, label: str = "") -> Iterator[None]:
             most, and with the last ones. It must not raise.
         label: What the block works on, for lines of runs that go on at the same time.
     """
-    token = _listening.set(_Listening(listener, label))
+    token = _listening.set((listener, label))
     try:
         yield
     finally:
@@ -69,7 +63,7 @@ def listening(listener: Listener, label: str = "") -> Iterator[None]:
 
 def current_label() -> str:
     """Return what the innermost ``listening`` block works on, or nothing."""
-    return _listening.get().label
+    return _listening.get()[1]
 
 
 @contextmanager

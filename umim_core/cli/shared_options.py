@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import getdoc
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 from pydantic import BaseModel
 
-from umim_core.cli.console_output import emit
+from umim_core.cli.console_output import emit, log_lines
 from umim_core.config.form import PAPER, Merge, ModuleForm
 from umim_core.config.generation import PlainOptions
 from umim_core.config.model_base import AnyModel
@@ -176,44 +176,50 @@ def of_context(
 def of_training(
     context: typer.Context,
     form: Mapping[str, object],
+    longest: int,
     *,
-    steps: int,
     apart: int,
     rows: int,
     patience: int,
-) -> tuple[DistillConfig, ModuleForm]:
-    """Return how the command's options train which form, of which some fields are given.
+) -> tuple[DistillConfig, ModuleForm, str | None]:
+    """Return how the command's options train which form, and the checkpoint that it starts from.
 
     So many rows are validated four times, or more often where that is ``apart`` steps or fewer.
+    A checkpoint that is trained further keeps its form, and its ``longest`` rules.
     """
     from umim_core.config.recipe import DistillConfig
 
+    steps: int = context.params["steps"]
     every = max(1, min(apart, steps // _VALIDATIONS))
     plan = {"max_steps": steps, "max_epochs": 1000, "validate_every": every, "patience": patience}
     plan |= {"validation_rows": rows, "checkpoint_every": min(every, _SAVED)}
-    made = of_context(context, ModuleForm, {"kind": PAPER, **form})  # --kind is of the text
-    return of_context(context, DistillConfig, plan), made
-
-
-def form_of_start(context: typer.Context, start: Path, longest: int) -> ModuleForm:
-    """Return the form of a checkpoint that is trained further; options may ask for no other."""
-    from umim_core.checkpoint.checkpoint_files import read_config
+    asked = of_context(context, ModuleForm, {"kind": PAPER, **form})  # --kind is of the text
+    training = of_context(context, DistillConfig, plan)
+    if context.params["start"] is None:
+        return training, asked, None
+    from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
     from umim_core.rules.ruleset import RuleSet
     from umim_core.training.train_job import check_longest_of_start
 
+    start = resolve_checkpoint(context.params["start"])
     kept = read_config(start).alone()
-    names = set(ModuleForm.model_fields) - {"kind"}  # --kind is of the text
-    other = [
-        f"{name} {context.params[name]}"
-        for name in sorted(names & set(context.params))
-        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-        and context.params[name] != getattr(kept, name)
-    ]
+    named = given(context, set(ModuleForm.model_fields) - {"kind"})
+    other = [f"{name} {value}" for name, value in named.items() if value != getattr(kept, name)]
     remedy = "Leave out the options of the form, or --start."
     rule = "a module that is trained further keeps its form"
     require(not other, ConfigError, rule, ", ".join(other), remedy)
     check_longest_of_start(RuleSet.load(start / "rules").longest, longest)
-    return kept
+    return training, kept, str(start)
+
+
+def given(context: typer.Context, names: Collection[str]) -> dict[str, object]:
+    """Return those of some options that are on the command line, by name."""
+    return {
+        name: value
+        for name, value in context.params.items()
+        if name in names
+        and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }
 
 
 def on_gpu(device: Literal["cpu", "cuda"] | None) -> bool:
@@ -302,10 +308,14 @@ def emit_checkpoint(
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """End a command that keeps states with 130 at Ctrl-C and TERM, and say how it goes on."""
+    """Say how a command that keeps states goes on; it ends with 130 at Ctrl-C and TERM."""
+    from umim_core.store.locking import computing
+
+    log_lines("umim.progress")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:
-        yield
+        with computing():
+            yield
     except KeyboardInterrupt:
         typer.echo("\nStopped; the same command goes on from the last state.", err=True)
         raise SystemExit(130) from None
@@ -318,6 +328,12 @@ def write_page(path: Path, title: str, body: str) -> None:
     from umim_core.store.disk import write_bytes
 
     write_bytes(path, html_page(title, body).encode())
+
+
+def refuse_named(context: typer.Context, names: Collection[str], rule: str) -> None:
+    """Refuse options on the command line that the others leave without effect."""
+    named = {f"--{name.replace('_', '-')}": value for name, value in given(context, names).items()}
+    refuse_ignored(named, rule)
 
 
 def refuse_ignored(options: Mapping[str, object], rule: str) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from umim_core.checkpoint.next_steps import BATCH_SIZE, STEPS
 from umim_core.cli import shared_options as shared
-from umim_core.cli.console_output import JsonFlag, log_lines
+from umim_core.cli.console_output import JsonFlag
 from umim_core.config.form import ModuleForm, Residual, UnitPositions
 from umim_core.errors import ConfigError
 
@@ -75,21 +75,17 @@ def train(
     target = own_place("trained", out, rules.resolve().name)
     place = target.directory
     from umim_core.backbone.tokenizer_files import quantisation_note
-    from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
     from umim_core.checkpoint.next_steps import to_compare
     from umim_core.progress import duration
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.store.locking import computing
     from umim_core.text.sources import Reading, source_of
     from umim_core.training.local_training import train_checkpoint
     from umim_core.training.train_job import TrainJob
 
     # More rows would take a short run longer than its training.
-    distillation, form = shared.of_training(context, {}, steps=steps, apart=50, rows=32, patience=8)
+    plan = {"apart": 50, "rows": 32, "patience": 8}
     use_gpu, loaded = shared.on_gpu(device), RuleSet.load(rules)
-    begin = None if start is None else resolve_checkpoint(start)
-    if begin is not None:
-        form = shared.form_of_start(context, begin, loaded.longest)
+    distillation, form, begin = shared.of_training(context, {}, loaded.longest, **plan)
     places = map(shared.from_anywhere, named)
     source = source_of(tuple(places), Reading(kind, field, split, config, max_bad))
     job = TrainJob(
@@ -100,11 +96,10 @@ def train(
         max_tokens=segment_length or loaded.options.segment_length or shared.SEGMENT_LENGTH,
         seed=seed,
         use_gpu=use_gpu,
-        start=None if begin is None else str(begin),
+        start=begin,
     )
-    log_lines("umim.progress")
     began = time.perf_counter()
-    with shared.resumable(), computing():
+    with shared.resumable():
         summary = train_checkpoint(job, source, place)
     lines = [
         *filter(None, [quantisation_note(model)]),

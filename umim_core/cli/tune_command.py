@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from umim_core.cli import shared_options as shared
-from umim_core.cli.console_output import JsonFlag, log_lines
+from umim_core.cli.console_output import JsonFlag
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError, CorpusError, require
 
@@ -57,9 +57,7 @@ def tune(
     """
     from umim_core.backbone.shape import trained_context
     from umim_core.backbone.tokenizer_files import load_tokenizer
-    from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
     from umim_core.checkpoint.checkpoint_index import own_place
-    from umim_core.store.locking import computing
     from umim_core.text.roles import check_roles
     from umim_core.traffic.prompt_rows import prompt_rows
     from umim_core.traffic.requests import Left, read_requests
@@ -71,12 +69,8 @@ def tune(
     # Other engines give units their positions one after the other.
     positions = "preserved" if merge_depth else "compact"
     chosen = {"adapter_rank": adapter_rank, "rule_rows": spans, "unit_positions": positions}
-    training, form = shared.of_training(
-        context, {**shared.FORM, **chosen}, steps=steps, apart=steps, rows=8, patience=4
-    )
-    begin = None if start is None else resolve_checkpoint(start)
-    if begin is not None:
-        form = shared.form_of_start(context, begin, longest)
+    plan = {"apart": steps, "rows": 8, "patience": 4}
+    training, form, begin = shared.of_training(context, shared.FORM | chosen, longest, **plan)
     use_gpu = shared.on_gpu(device)
     left = Left()
     requests = list(read_requests(tuple(logs), kind, left))
@@ -100,11 +94,10 @@ def tune(
         max_tokens=max_tokens,
         seed=seed,
         use_gpu=use_gpu,
-        start=None if begin is None else str(begin),
+        start=begin,
     )
-    log_lines("umim.progress")
     began = time.monotonic()
-    with shared.resumable(), computing():
+    with shared.resumable():
         compared = tune_checkpoint(rows, options, target.directory)
     document = {**asdict(compared), "left_out": dict(left.reasons)}
     lines = [*left.lines("not counted: "), *_lines(compared, time.monotonic() - began)]
