@@ -58,15 +58,11 @@ Place = tuple[int, int]
 _log: Final = logging.getLogger("umim")
 _REWRITTEN: Final = "its template changes what users say"
 _SCHEMAS: Final = "its template does not write tools as tojson does"
-# Texts, brackets and other values of JSON, each read once.
-_JSON: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|[^\s{}\[\],:"]+')
+# Texts of JSON, with the colon behind a key, brackets and other values, each read once.
+_JSON: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(?:\s*:)?|[{}\[\]]|[^\s{}\[\],:"]+')
 _CHOICES: Final = ('"enum"', '"const"')
 _TYPE: Final = '"type"'
 _UNSPELLED: Final = ('"function"', '"string"', '"object"', '"dict"')  # types that calls do not show
-# Texts of JSON, with the colon behind a key, and other values.
-_VALUES: Final = re.compile(
-    r'"[^"\\]*(?:\\.[^"\\]*)*"(?:\s*:)?|true|false|null|NaN|-?(?:Infinity|\d[\d.eE+-]*)'
-)
 _SHORT: Final = 32  # characters of a value in JSON; a longer text is prose
 _PROPERTIES: Final = '"properties"'
 _PARAMETERS: Final = ('"parameters"', '"parameter_definitions"')
@@ -412,9 +408,9 @@ def is_json(text: str) -> bool:
 
 def _values(result: str) -> Iterator[Place]:
     """Yield where JSON has numbers and values of few characters, texts without their quotes."""
-    for found in _VALUES.finditer(result):
+    for found in _JSON.finditer(result):
         text, first, end = found[0], *found.span()
-        if text[-1] == ":":
+        if text[-1] in ":{}[]":
             continue
         if text[0] == '"':
             size = end - first - 2
@@ -429,17 +425,18 @@ def _spelled(schema: str) -> Iterator[Place]:
 
     Where parameters have no ``properties``, as some write them, keys with an object are names.
     """
-    levels = list[_Level]()
+    levels = [_Level()]
     choices: tuple[int, int] | None = None  # levels around them, and where they begin
     for found in _JSON.finditer(schema):
-        text, level = found[0], levels[-1] if levels else _Level(False)
+        text, level = found[0], levels[-1]
         if text in ("}", "]"):
             yield from levels.pop().loose or ()
             if choices and choices[0] == len(levels):
                 yield choices[1], found.end()
                 choices = None
-        elif level.is_object and not level.key:
-            level.key, level.place = text, (found.start() + 1, found.end())
+        elif text[-1] == ":":
+            level.key = text[:-1].rstrip()
+            level.place = (found.start() + 1, found.start() + len(level.key))
             if level.of == _PROPERTIES and not choices:
                 yield level.place
             continue
@@ -451,20 +448,18 @@ def _spelled(schema: str) -> Iterator[Place]:
                 if level.loose is not None and text == "{":
                     level.loose.append(level.place)
                     level.loose = None if key == _PROPERTIES else level.loose
-                loose = list[Place]() if key in _PARAMETERS and not choices else None
-                levels.append(_Level(text == "{", key, loose))
+                levels.append(_Level(key, [] if key in _PARAMETERS and not choices else None))
                 continue
             is_spelled = key in _CHOICES or (key == _TYPE and text not in _UNSPELLED)
             if is_spelled or (key == '"name"' and text[0] == '"'):
                 quoted = text[0] == '"'
                 yield found.start() + quoted, found.end() - (quoted and key == _TYPE)
-        if levels:
-            levels[-1].key = ""
+        levels[-1].key = ""
 
 
 @dataclass
 class _Level:
-    """An open object or list of JSON.
+    """An open object or list of JSON, or the whole.
 
     Attributes:
         of: The key of a schema whose value it is, as written; "" of another.
@@ -472,7 +467,6 @@ class _Level:
         key: Whose value comes next, as written, and its ``place``.
     """
 
-    is_object: bool
     of: str = ""
     loose: list[Place] | None = None
     key: str = ""
