@@ -84,7 +84,7 @@ REFUSED = {
     "train model a.txt --rules rules --out new --split test": "of the kinds dataset; got test for",
     "train model --rules rules --out new": "text to train on must be given; got none",
     "export checkpoint --out old": "the output directory must not exist; got old",
-    "export checkpoint --out new --field text": "options of a corpus need one; got field",
+    "export checkpoint --out new --field text": "options of a corpus need one; got --field",
     "export checkpoint --out new --tau 3": "choose spans of a text: add --text FILE; got --tau 3",
     **{
         f"{line} --out a.txt/x": "must be writable"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -120,9 +120,8 @@ def generate(
     # The command's options have the names of the library's; what is not given is left out.
     names = {field.name for field in fields(GenerateOptions)}
     given = {name: value for name, value in context.params.items() if value not in (None, ())}
+    given.setdefault("max_new_tokens", _REPLY_TOKENS if chat else _TEXT_TOKENS)
     options = GenerateOptions(**{name: given[name] for name in names & given.keys()})
-    if max_new_tokens is None:
-        options = replace(options, max_new_tokens=_REPLY_TOKENS if chat else _TEXT_TOKENS)
     show = chat and not stream and not as_json if show is None else show
     rules_for = merge if span_eviction is None else None
     umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr, rules_for)

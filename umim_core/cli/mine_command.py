@@ -64,16 +64,12 @@ def mine(
     as_json: JsonFlag = False,
 ) -> None:
     """Mine merge rules from a corpus and write a rule directory."""
-    shared.refuse_ignored(
-        {"--backbone": backbone, "--confidence": min_probability} if source == "frequency" else {},
-        "belong to the confidence policy",
-    )
-    shared.refuse_ignored(
-        {"--tokenizer": tokenizer, "--threads": threads, "--max-memory-gib": max_memory_gib}
-        if source == "confidence"
-        else {},
-        "have no part in the confidence policy; the backbone brings its tokenizer",
-    )
+    rule = "belong to the confidence policy"
+    of_other: tuple[str, ...] = ("backbone", "min_probability")
+    if source == "confidence":
+        of_other = ("tokenizer", "threads", "max_memory_gib")
+        rule = "have no part in the confidence policy; the backbone brings its tokenizer"
+    shared.refuse_named(context, of_other, rule)
     options = shared.of_context(context, RuleOptions, {})
 
     from umim_core.text.sources import Reading, source_of  # imports pyarrow

@@ -104,11 +104,6 @@ def prune(
             "Give --target-tr 0.2, or --keep-all to measure the rules and drop none.",
         ),
         (
-            not every_rule or not (keep_digits or protect),
-            "--keep-all keeps every rule, those with protected tokens, too",
-            "Leave out --keep-digits and --protect.",
-        ),
-        (
             decode_max_damage is None or decode_tr is None,
             "the rules of decoding need one bound",
             "Leave one of them out.",
@@ -125,6 +120,9 @@ def prune(
         ),
     ):
         require(ok, ConfigError, rule, f"{targets} {decode_max_damage}", remedy)
+    if every_rule:
+        protecting = {"--keep-digits": keep_digits, "--protect": protect}
+        shared.refuse_ignored(protecting, "choose rules, while --keep-all keeps every one")
     for goal_tr in (target_tr, decode_tr):
         if goal_tr is not None:
             check_target(goal_tr)

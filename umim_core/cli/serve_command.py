@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from umim_core.serving.guard import Limits
 
-_OF_ENGINE: Final = (
+_OF_ENGINE: Final[tuple[str, ...]] = (
     "model_name", "merge", "max_rows", "max_waiting", "prefix_cache_mb", "dtype", "device",
     "report_cached_tokens",
 )  # fmt: skip
-_OF_GATEWAY: Final = ("export", "upstream_key_env", "upstream_masks")
+_OF_GATEWAY: Final[tuple[str, ...]] = ("export", "upstream_key_env", "upstream_masks")
 
 HostOption = Annotated[
     str, typer.Option(help="Address to listen on; others than loopback need --api-key-env.")

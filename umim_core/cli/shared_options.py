@@ -332,8 +332,9 @@ def write_page(path: Path, title: str, body: str) -> None:
 
 def refuse_named(context: typer.Context, names: Collection[str], rule: str) -> None:
     """Refuse options on the command line that the others leave without effect."""
-    named = {f"--{name.replace('_', '-')}": value for name, value in given(context, names).items()}
-    refuse_ignored(named, rule)
+    flags = {option.name: option.opts[0] for option in context.command.params}
+    values = given(context, names)
+    refuse_ignored({flags[name]: values.get(name) for name in names}, rule)
 
 
 def refuse_ignored(options: Mapping[str, object], rule: str) -> None:

@@ -273,10 +273,10 @@ def sources_of(corpora: Sequence[tuple[str, ...]], reading: Reading = _AS_THEY_A
     about any of the corpora is refused.
     """
     require(
-        bool(corpora) or not (reading.given or reading.kind),
+        bool(corpora) or not reading.flags,
         ConfigError,
         "options of a corpus need one",
-        ", ".join(["kind"] * (reading.kind is not None) + list(reading.given)),
+        ", ".join(reading.flags),
         "Name its files, or leave the options out.",
     )
     sources = [_source(names, reading) for names in corpora]
