@@ -114,9 +114,20 @@ def write_chat(
             "other parts" if isinstance(content, list) else type(content).__name__,
             'Pass [{"role": "user", "content": "..."}].',
         )
-    _check_tools(tools)
+    listed: object = tools
+    require(
+        (isinstance(listed, list | tuple) and {type(tool) for tool in listed} == {dict})
+        or listed is None,
+        GenerationError,
+        "tools must be a list of schemas, JSON objects",
+        "an empty list" if listed == [] else type(listed).__name__,
+        'Pass [{"type": "function", "function": {"name": ...}}], or none.',
+    )
     template = template_of(tokenizer, tools)
-    texts, parts = _with_texts(chat), _with_parts(chat)
+    texts, parts = (
+        [m if m.get("content") is None else {**m, "content": form(m["content"])} for m in chat]
+        for form in (_joined, _in_parts)
+    )
     forms = [texts, parts] if texts == list(chat) else [list(chat), texts, parts]
     refused: list[GenerationError] = []
     for form in forms:
@@ -134,21 +145,6 @@ def write_chat(
         _check_read(template, form, tokenizer, tools, text, marks.show_tools(marked))
         return marks.find(marked, text)
     raise refused[0]
-
-
-def _check_tools(tools: Tools | None) -> None:
-    """Refuse what is no list of schemas."""
-    listed: object = tools
-    fits = listed is None or (
-        isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) > 0
-    )
-    require(
-        fits and all(isinstance(tool, dict) for tool in cast("Sequence[object]", tools or ())),
-        GenerationError,
-        "tools must be a list of schemas, JSON objects",
-        "an empty list" if listed == [] else type(listed).__name__,
-        'Pass [{"type": "function", "function": {"name": ...}}], or none.',
-    )
 
 
 def _check_read(
@@ -197,24 +193,12 @@ def content_places(
     return marks.find(marked, text).places
 
 
-def _with_texts(chat: Chat) -> list[Mapping[str, Any]]:
-    """Return a chat whose contents are texts."""
-    return [
-        {**message, "content": "".join(part["text"] for part in message["content"])}
-        if isinstance(message.get("content"), list)
-        else message
-        for message in chat
-    ]
+def _joined(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
-def _with_parts(chat: Chat) -> list[Mapping[str, Any]]:
-    """Return a chat whose contents are lists of parts."""
-    return [
-        {**message, "content": [{"type": "text", "text": message["content"]}]}
-        if isinstance(message.get("content"), str)
-        else message
-        for message in chat
-    ]
+def _in_parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _is_text(part: object) -> bool:
