@@ -41,7 +41,7 @@ def read_rows(
 ) -> tuple[str, list[NDArray[np.int64]]]:
     """Return the name of the test text, and rows that are evenly spread over it."""
     names, files = zip(*map(named, options.test), strict=True)
-    rows = segment_rows(first_ids(source_of(files), tokenizer, options.tokens)[0], options.window)
+    rows = segment_rows(first_ids(source_of(files), tokenizer, options.tokens), options.window)
     if not 0 < options.rows <= len(rows):
         raise SystemExit(f"there are {len(rows)} rows of {options.window} tokens")
     chosen = rows[spread_rows(len(rows), options.rows)]

@@ -97,7 +97,7 @@ def general_text(umim: UMIM, tokens: int) -> tuple[str, Ids]:
     passages = -(-tokens // (PASSAGE * len(files)))
     kinds = [
         np.resize(
-            first_ids(JsonLines(paths=(str(file),)), tokenizer, passages * PASSAGE)[0],
+            first_ids(JsonLines(paths=(str(file),)), tokenizer, passages * PASSAGE),
             (passages, PASSAGE),
         )
         for file in files

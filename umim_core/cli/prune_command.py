@@ -280,7 +280,7 @@ def _rows(
 
     length = umim.rules.options.segment_length or shared.SEGMENT_LENGTH
     tokenizer = umim.backbone.require_tokenizer()
-    read = [first_ids(source, tokenizer, limit)[0] for source in sources]
+    read = [first_ids(source, tokenizer, limit) for source in sources]
     for ids in read:
         check_known(int(ids.max(initial=0)), tokenizer)
     whole = [len(ids) // length for ids in read]

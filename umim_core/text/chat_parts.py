@@ -116,8 +116,8 @@ def write_chat(
         )
     listed: object = tools
     require(
-        (isinstance(listed, list | tuple) and {type(tool) for tool in listed} == {dict})
-        or listed is None,
+        listed is None
+        or (isinstance(listed, list | tuple) and {isinstance(x, dict) for x in listed} == {True}),
         GenerationError,
         "tools must be a list of schemas, JSON objects",
         "an empty list" if listed == [] else type(listed).__name__,

@@ -142,14 +142,8 @@ def iter_token_pieces(
         _log.warning("unusable rows skipped: %d, the first: %s", bad.count, bad.first[0])
 
 
-def first_ids(
-    source: Source, tokenizer: PreTrainedTokenizerBase | None, most: int
-) -> tuple[Ids, bool]:
-    """Return the first ids of a corpus, at most ``most``; text behind them is not read.
-
-    Returns:
-        The ids [up to ``most`` tokens], and whether the corpus ended before the limit.
-    """
+def first_ids(source: Source, tokenizer: PreTrainedTokenizerBase | None, most: int) -> Ids:
+    """Return the first ids of a corpus, at most ``most``; text behind them is not read."""
     require(most > 0, ConfigError, "a limit of tokens must be at least 1", most, "Raise it.")
     pieces: list[Ids] = []
     total = 0
@@ -158,7 +152,7 @@ def first_ids(
         total += len(ids)
         if total >= most:
             break
-    return np.concatenate(pieces)[:most], total < most
+    return np.concatenate(pieces)[:most]
 
 
 def iter_file_token_pieces(

@@ -127,7 +127,7 @@ def test_a_text_has_the_figures_of_its_rows(
         run = run_table(tmp_path, tiny_table(tiny_checkpoint, questions, **bare, texts=texts))
     (found,) = table(run)["texts"]
     umim = UMIM.from_pretrained(tiny_checkpoint, dtype="float32")
-    ids, _ = first_ids(source_of((path,)), umim.backbone.tokenizer, 10**6)
+    ids = first_ids(source_of((path,)), umim.backbone.tokenizer, 10**6)
     cut = ids[: len(ids) // 32 * 32].reshape(-1, 32)
     read = [cut[index * len(cut) // 3] for index in range(3)]
     assert found["ppl_umim"] == pytest.approx(perplexity(read, umim.merged_model).ppl)
