@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -43,7 +43,6 @@ _REQUESTS: Final = (  # the base model gets them right
 _ROOM: Final = 128  # positions for a question, its answer and a template
 _SHOWN: Final = 110  # tokens of the beginning that are shown with their spans
 _MIB: Final = 2**20
-_SIDES: Final = ("base", "UMIM")
 
 
 @dataclass(frozen=True)
@@ -109,21 +108,75 @@ def _calling_tools(say: Callable[[str], None]) -> list[str]:
 
 
 def _compare(umim: UMIM, pairs: int, say: Callable[[str], None]) -> dict[str, object]:
-    """Let both sides read the same and answer three requests; say and return what came out."""
+    """Let both sides read the same and answer three requests; say and return what came out.
+
+    Times are medians; the speed-up is the median ratio of alternating pairs, of which the bound is
+    what this token reduction saves of the operations. KV bytes are those of all keys and values.
+    """
+    from umim_core.throughput.roofline import ForwardCost
+
     merge, raw_tail = umim.checkpoint.config.recommended()
     tail = f", raw tail {raw_tail}" if raw_tail else ""
     kind = str(umim.backbone.dtype).removeprefix("torch.")
     say(f"frozen {umim.backbone.name}, {kind}; merge {merge}{tail}\n")
     reading = _reading(umim)
-    read, prefixes = _read(umim, reading, merge, pairs)
+    chat = umim.backbone.require_tokenizer().chat_template is not None
+
+    def said(text: str) -> PromptInput:
+        return [{"role": "user", "content": text}] if chat else text
+
+    def timed(how: Merge) -> tuple[float, Prefix]:
+        began = time.perf_counter()
+        prefix = umim.prefix(said(reading.text), merge=how, tools=reading.tools)
+        return time.perf_counter() - began, prefix
+
+    ways: tuple[Merge, Merge] = ("none", merge)
+    for how in ways:  # the first forward of a process is slower
+        umim.prefix(said(reading.text[:400]), merge=how)
+    rounds = [(timed("none"), timed(merge)) for _ in range(pairs)]
+    seconds = [(base[0], ours[0]) for base, ours in rounds]
+    ratios = [base / ours for base, ours in seconds]
+    prefixes = [side[1] for side in rounds[-1]]
     if say is write:
         _show_start(umim, prefixes[1])
-    answers = _answers(umim, reading, prefixes, merge, read)
+    behind = [f"{reading.asking}{question}" for question, _ in reading.questions]
+    prompts: PromptInput = [f"{request}\n" for request in behind]
+    if chat:
+        prompts = [[{"role": "user", "content": reading.text + request}] for request in behind]
+    base, ours = (
+        umim.generate(
+            prompts,
+            tools=reading.tools,
+            past=prefix,
+            max_new_tokens=reading.new_tokens,
+            do_sample=False,
+            merge=how,
+        )
+        for prefix, how in zip(prefixes, ways, strict=True)
+    )
+    tokens, units = len(prefixes[0].raw_ids[0]), prefixes[1].cache_length
+    cost = ForwardCost.of(umim.merged_model)
+    read = {
+        "tokens": tokens,
+        "token_reduction": prefixes[1].token_reduction,
+        "base_seconds": statistics.median(base for base, _ in seconds),
+        "umim_seconds": statistics.median(ours for _, ours in seconds),
+        "speedup": statistics.median(ratios),
+        "speedup_low": min(ratios),
+        "speedup_high": max(ratios),
+        "bound": cost.prefill_bound(tokens, units),
+        "base_kv_bytes": cost.kv_bytes(tokens),
+        "umim_kv_bytes": cost.kv_bytes(cost.columns(tokens, units)),
+        "base_first_tokens": base.timings.first_token,
+        "umim_first_tokens": ours.timings.first_token,
+    }
     say(_reading_lines(reading.name, read, pairs))
-    for number, answer in enumerate(answers, start=1):
-        say(f"\n{number}. {answer['question']}   [{answer['verdict']}]")
-        for side in _SIDES:
-            say(f"   {side}  {answer[side.lower()]}")
+    answers = []
+    for (question, words), *sides in zip(reading.questions, base.text, ours.text, strict=True):
+        left, right = (" ".join(text.split()) for text in sides)
+        found = verdict(left, right, words)
+        answers.append({"question": question, "base": left, "umim": right, "verdict": found})
+        say(f"\n{len(answers)}. {question}   [{found}]\n   base  {left}\n   UMIM  {right}")
     say("")
     setting = {"backbone": umim.backbone.name, "dtype": kind, "merge": merge, "raw_tail": raw_tail}
     return {**setting, "reading": read, "answers": answers}
@@ -151,51 +204,6 @@ def _document(umim: UMIM) -> str:
     return "\n\n".join(paragraphs)
 
 
-def _read(
-    umim: UMIM, reading: _Reading, merge: Merge, pairs: int
-) -> tuple[dict[str, float], tuple[Prefix, Prefix]]:
-    """Let both sides read in turn; return the figures and the last prefixes.
-
-    Times are medians; the speed-up is the median ratio of alternating pairs, of which the bound is
-    what this token reduction saves of the operations. KV bytes are those of all keys and values.
-    """
-    from umim_core.throughput.roofline import ForwardCost
-
-    chat = umim.backbone.require_tokenizer().chat_template is not None
-    texts = (reading.text, reading.text[:400])
-    prompts: list[PromptInput] = [
-        [{"role": "user", "content": text}] if chat else text for text in texts
-    ]
-    prompt, short = prompts
-
-    def timed(how: Merge) -> tuple[float, Prefix]:
-        began = time.perf_counter()
-        prefix = umim.prefix(prompt, merge=how, tools=reading.tools)
-        return time.perf_counter() - began, prefix
-
-    umim.prefix(short, merge="none")  # the first forward of a process is slower
-    umim.prefix(short, merge=merge)
-    rounds = [(timed("none"), timed(merge)) for _ in range(pairs)]
-    seconds = [(base[0], ours[0]) for base, ours in rounds]
-    ratios = [base / ours for base, ours in seconds]
-    first, second = (side[1] for side in rounds[-1])
-    tokens, units = len(first.raw_ids[0]), second.cache_length
-    cost = ForwardCost.of(umim.merged_model)
-    figures = {
-        "tokens": tokens,
-        "token_reduction": second.token_reduction,
-        "base_seconds": statistics.median(base for base, _ in seconds),
-        "umim_seconds": statistics.median(ours for _, ours in seconds),
-        "speedup": statistics.median(ratios),
-        "speedup_low": min(ratios),
-        "speedup_high": max(ratios),
-        "bound": cost.prefill_bound(tokens, units),
-        "base_kv_bytes": cost.kv_bytes(tokens),
-        "umim_kv_bytes": cost.kv_bytes(cost.columns(tokens, units)),
-    }
-    return figures, (first, second)
-
-
 def _show_start(umim: UMIM, prefix: Prefix) -> None:
     """Print the beginning with merged spans in colour."""
     from umim_core.model.showing import View, merged_pieces
@@ -210,14 +218,11 @@ def _show_start(umim: UMIM, prefix: Prefix) -> None:
 def _reading_lines(name: str, read: dict[str, float], pairs: int) -> str:
     tokens, reduction = read["tokens"], read["token_reduction"]
     base, ours = read["base_kv_bytes"] / _MIB, read["umim_kv_bytes"] / _MIB
-
-    def seconds(what: str) -> tuple[str, ...]:
-        return tuple(f"{read[f'{side.lower()}_{what}']:.2f} s" for side in _SIDES)
-
+    first, second = read["base_first_tokens"], read["umim_first_tokens"]
     cells = (
-        ("", *_SIDES),
-        (f"to read the {name}", *seconds("seconds")),
-        ("first tokens after it", *seconds("first_tokens")),
+        ("", "base", "UMIM"),
+        (f"to read the {name}", f"{read['base_seconds']:.2f} s", f"{read['umim_seconds']:.2f} s"),
+        ("first tokens after it", f"{first:.2f} s", f"{second:.2f} s"),
         ("units", f"{tokens:,}", f"{tokens - round(reduction * tokens):,}"),
         ("its KV cache", f"{base:.1f} MiB", f"{ours:.1f} MiB"),
     )
@@ -228,36 +233,6 @@ def _reading_lines(name: str, read: dict[str, float], pairs: int) -> str:
         f"{read['bound']:.2f} times fewer operations)"
     )
     return "\n".join(["", *table, speed])
-
-
-def _answers(
-    umim: UMIM, reading: _Reading, prefixes: Sequence[Prefix], merge: Merge, read: dict[str, float]
-) -> list[dict[str, str]]:
-    """Answer all requests at once behind what each side has read; note when they begin."""
-    chat = umim.backbone.require_tokenizer().chat_template is not None
-    requests = [f"{reading.asking}{question}" for question, _ in reading.questions]
-    prompts: PromptInput = [f"{request}\n" for request in requests]
-    if chat:
-        prompts = [[{"role": "user", "content": reading.text + request}] for request in requests]
-    base, ours = (
-        umim.generate(
-            prompts,
-            tools=reading.tools,
-            past=prefix,
-            max_new_tokens=reading.new_tokens,
-            do_sample=False,
-            merge=how,
-        )
-        for prefix, how in zip(prefixes, ("none", merge), strict=True)
-    )
-    answers = []
-    for (question, words), *sides in zip(reading.questions, base.text, ours.text, strict=True):
-        left, right = (" ".join(text.split()) for text in sides)
-        found = verdict(left, right, words)
-        answers.append({"question": question, "base": left, "umim": right, "verdict": found})
-    read["base_first_tokens"] = base.timings.first_token
-    read["umim_first_tokens"] = ours.timings.first_token
-    return answers
 
 
 def verdict(base: str, ours: str, words: str) -> str:
