@@ -72,12 +72,30 @@ def followed(state: Path) -> Iterator[None]:
 
     The logger ``umim.progress`` gets a line a minute, a listener the numbers.
     """
-    (state / _NOTE).unlink(missing_ok=True)  # of the attempt before
-    follower, done = _Follower(state), threading.Event()
+    note = state / _NOTE
+    note.unlink(missing_ok=True)  # of the attempt before
+    listener, label = _listening.get()
+    lines, done = ProgressLines(), threading.Event()
+    told: Points = {}
+    told_at = -_LISTENED_SECONDS
+
+    def look(last: bool = False) -> None:
+        nonlocal told, told_at
+        if not note.exists():
+            return
+        step, total, text, numbers = json.loads(note.read_text(encoding="utf-8"))
+        if line := lines.see(step, total, text):
+            logger.info("%s%s", f"{label}: " if label else "", line)
+        now = time.monotonic()
+        if listener and (last or now - told_at >= _LISTENED_SECONDS):
+            points = {name: (at, x) for name, (at, x) in numbers.items()}
+            if new := {name: x for name, x in points.items() if told.get(name) != x}:
+                told, told_at = points, now
+                listener(new)
 
     def follow() -> None:
         while not done.wait(_POLL_SECONDS):
-            follower.look()
+            look()
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
@@ -86,32 +104,7 @@ def followed(state: Path) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        follower.look(last=True)
-
-
-class _Follower:
-    """Shows what the notes of a run say, and tells a listener what is new."""
-
-    def __init__(self, state: Path) -> None:
-        self._note = state / _NOTE
-        self._listener, self._label = _listening.get()
-        self._lines = ProgressLines()
-        self._told: Points = {}
-        self._told_at = -_LISTENED_SECONDS
-
-    def look(self, last: bool = False) -> None:
-        """Read the newest note; it may have been seen before."""
-        if not self._note.exists():
-            return
-        step, total, text, numbers = json.loads(self._note.read_text(encoding="utf-8"))
-        if line := self._lines.see(step, total, text):
-            logger.info("%s%s", f"{self._label}: " if self._label else "", line)
-        now = time.monotonic()
-        if self._listener and (last or now - self._told_at >= _LISTENED_SECONDS):
-            points = {name: (at, x) for name, (at, x) in numbers.items()}
-            if new := {name: x for name, x in points.items() if self._told.get(name) != x}:
-                self._told, self._told_at = points, now
-                self._listener(new)
+        look(last=True)
 
 
 class ProgressLines:
