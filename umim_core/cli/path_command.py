@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -153,29 +153,25 @@ def fetch(
     emit(document, [*_lines(document), *after_fetching(name)], as_json)
 
 
-def _document(model: PackagedModel, verify: bool) -> dict[str, object]:
+def _document(model: PackagedModel, verify: bool) -> dict[str, Any]:
     from umim_core.model_sources.model_cache import model_directory, model_fault
 
     directory = model_directory(model)
     state = "absent" if not directory.is_dir() else "damaged"
+    said = ("licence", "origin", "description", "wheel_bytes", "model_bytes")
     return {
         "name": model.name,
         "state": "here" if model_fault(model, verify=verify) is None else state,
         "directory": str(directory),
-        "licence": model.licence,
-        "origin": model.origin,
-        "description": model.description,
         "package": f"{model.distribution}=={model.version}",
-        "wheel_bytes": model.wheel_bytes,
-        "model_bytes": model.model_bytes,
+        **{field: getattr(model, field) for field in said},
     }
 
 
-def _lines(document: dict[str, object]) -> list[str]:
+def _lines(document: dict[str, Any]) -> list[str]:
     name, state = document["name"], document["state"]
     remedy = "" if state == "here" else f": run umim fetch {name}"
     shown = {key: document[key] for key in ("description", "directory", "licence", "origin")}
-    sizes = (document["wheel_bytes"], document["model_bytes"])
-    wheel, converted = (f"{float(str(size)) / 1e6:.0f} MB" for size in sizes)
+    wheel, converted = (f"{document[f'{kind}_bytes'] / 1e6:.0f} MB" for kind in ("wheel", "model"))
     shown["size"] = f"{converted} in single precision ({wheel} as {document['package']})"
     return [f"{name} ({state}{remedy})", *(f"  {key:<11} {value}" for key, value in shown.items())]

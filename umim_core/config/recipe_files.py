@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -39,55 +40,46 @@ _OLD_NUMBER: Final = re.compile(
 )
 
 
-class _Values:
-    """Builds what nodes stand for. An alias is written out, so their number bounds everything."""
+def _value(node: yaml.Node, left: Iterator[int]) -> object:
+    """Return what a node stands for; each takes one of those that are left.
 
-    def __init__(self) -> None:
-        self._count = 0
+    An alias is written out, so their number bounds everything.
+    """
+    if next(left, None) is None:
+        raise _refusal(node.start_mark, f"aliases must stand for {_MAX_VALUES:,} values at most")
+    if node.tag not in _TAGS:
+        raise _refusal(node.start_mark, f"the tag {node.tag[:99]} is not read: leave it out")
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, left) for item in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, left)
+    return _scalar(node) if isinstance(node, yaml.ScalarNode) else None
 
-    def of(self, node: yaml.Node) -> object:
-        self._count += 1
-        if self._count > _MAX_VALUES:
-            raise _refusal(
-                node.start_mark, f"aliases must stand for {_MAX_VALUES:,} values at most"
-            )
-        if node.tag not in _TAGS:
-            raise _refusal(node.start_mark, f"the tag {node.tag[:99]} is not read: leave it out")
-        if isinstance(node, yaml.SequenceNode):
-            return [self.of(item) for item in node.value]
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node)
-        return _scalar(node) if isinstance(node, yaml.ScalarNode) else None
 
-    def _mapping(self, node: yaml.MappingNode) -> dict[str, object]:
-        lines: dict[str, int] = {}
-        mapping: dict[str, object] = {}
-        defaults: dict[str, object] = {}
-        for key, value in node.value:
-            mark = key.start_mark
-            name = key.value if isinstance(key, yaml.ScalarNode) else None
-            if name is None:
-                raise _refusal(mark, "a key must be a word")
-            if name in lines:
-                first = lines[name] + 1
-                raise _refusal(mark, f"{name[:99]} is given twice, first in line {first}")
-            lines[name] = mark.line
-            _check_text(key)
-            if name == "<<" and key.style is None:  # keys of other mappings, for those not given
-                defaults = self._merged(value)
-            else:
-                mapping[name] = self.of(value)
-        return defaults | mapping
-
-    def _merged(self, node: yaml.Node) -> dict[str, object]:
-        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        merged: dict[str, object] = {}
-        for part in reversed(parts):  # the first one wins
-            values = self.of(part)
-            if not isinstance(values, dict):
-                raise _refusal(part.start_mark, "<< takes a mapping, or a list of mappings")
-            merged |= values
-        return merged
+def _mapping(node: yaml.MappingNode, left: Iterator[int]) -> dict[str, object]:
+    lines: dict[str, int] = {}
+    mapping: dict[str, object] = {}
+    defaults: dict[str, object] = {}
+    for key, value in node.value:
+        mark = key.start_mark
+        name = key.value if isinstance(key, yaml.ScalarNode) else None
+        if name is None:
+            raise _refusal(mark, "a key must be a word")
+        if name in lines:
+            first = lines[name] + 1
+            raise _refusal(mark, f"{name[:99]} is given twice, first in line {first}")
+        lines[name] = mark.line
+        _check_text(key)
+        if name == "<<" and key.style is None:  # keys of other mappings, for those not given
+            parts = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            for part in reversed(parts):  # the first one wins
+                merged = _value(part, left)
+                if not isinstance(merged, dict):
+                    raise _refusal(part.start_mark, "<< takes a mapping, or a list of mappings")
+                defaults |= merged
+        else:
+            mapping[name] = _value(value, left)
+    return defaults | mapping
 
 
 def _scalar(node: yaml.ScalarNode) -> object:
@@ -130,7 +122,7 @@ def read_recipe_file(path: Path) -> object:
     try:
         text = read_bytes(path, _MAX_BYTES).decode("utf-8-sig")
         node = yaml.compose(text, Loader=yaml.BaseLoader)
-        return None if node is None else _Values().of(node)
+        return None if node is None else _value(node, iter(range(_MAX_VALUES)))
     except FileNotFoundError as error:
         raise ConfigError(
             "a recipe file must exist", str(path), "`python -m flows recipes` lists the recipes."
