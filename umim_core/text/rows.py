@@ -59,34 +59,22 @@ class BadRows:
 
 def decoded(file: CorpusFile, stream: BinaryIO) -> Iterator[str]:
     """Yield UTF-8 text in parts of up to 1 MiB, without a byte order mark in front."""
-    head = rest = b""
-    start = 0  # of `rest` in the file, bytes
+    decoder, head, read = codecs.getincrementaldecoder("utf-8-sig")(), b"", 0
     final = False
     while not final:
         with typed_errors(file):
             chunk = stream.read(_CHUNK_BYTES)
         final = not chunk
-        if not head:
-            head = chunk[:8]
-            if chunk.startswith(codecs.BOM_UTF8):
-                chunk, start = chunk.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8)
-        data = rest + chunk
-        if (position := data.find(b"\0")) >= 0:
-            raise CorpusError(
-                f"{file}: text must not hold NUL",
-                f"NUL at byte {start + position}",
-                _utf8_remedy(head),
-            )
+        head, read = head or chunk[:8], read + len(chunk)
+        if (at := chunk.find(b"\0")) >= 0:
+            found = f"NUL at byte {read - len(chunk) + at}"
+            raise CorpusError(f"{file}: text must not hold NUL", found, _utf8_remedy(head))
         try:
-            text, used = codecs.utf_8_decode(data, "strict", final)
+            text = decoder.decode(chunk, final)
         except UnicodeDecodeError as error:
-            raise CorpusError(
-                f"{file}: text must be UTF-8",
-                f"{error.reason} at byte {start + error.start}",
-                _utf8_remedy(head),
-            ) from error
-        rest = data[used:]
-        start += used
+            found = f"{error.reason} at byte {read - len(error.object) + error.start}"
+            rule = f"{file}: text must be UTF-8"
+            raise CorpusError(rule, found, _utf8_remedy(head)) from error
         if text:
             yield text
 
