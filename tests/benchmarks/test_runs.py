@@ -40,7 +40,7 @@ QUICK = {
     "--warmup 0 --reductions 0.5 --device cpu",
     "examples": f"--checkpoint {SMALL} --new-tokens 3",
     "merged_quality": f"--checkpoints a={SMALL} b={SMALL} --test t=text.txt --rows 2 --window 64",
-    "perplexity": f"--backbones {SMALL} --length 32 --rows 1 --pairs 1 --device cpu",
+    "perplexity": f"--backbones {SMALL} --length 64 --rows 1 --pairs 1 --device cpu",
     "preference_step": f"--checkpoints {OTHER} --questions 1 --context 32 --ending 4 --rounds 1 "
     "--device cpu",
     "problems": f"--checkpoint {SMALL} --humaneval humaneval.jsonl --dtype float32",
