@@ -57,7 +57,7 @@ REFUSED = {
     "ppl a.txt -c checkpoint --prompt --segment-length 8 --context 5": "must be at most 4 with --p",
     "ppl a.txt -c checkpoint --raw-tail 2": "--raw-tail is of prompts; got 2",
     "ppl one.txt -c checkpoint": "at least two tokens of a document",
-    "bench --lengths 256,many": "prompt_lengths.1: Input should be a valid integer, unable to parse",
+    "bench --lengths 256,many": "prompt_lengths.1: Input should be a valid integer, unable to",
     "bench --batch-sizes 0": "the options: batch_sizes.0 must be at least 1; got 0",
     "bench -c checkpoint --new-tokens 60 --device cpu": "a prompt 8 of the model's 64 positions; g",
     "path umim-docs-llama/..": "a name must be one of",
