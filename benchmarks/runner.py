@@ -170,7 +170,7 @@ def _check_paths(options: argparse.Namespace) -> None:
             rule = f"--{name.replace('_', '-')} must name a file or folder that exists"
             require(path.exists(), ConfigError, rule, str(path), "Check the path.")
     if options.out is not None:
-        check_writable(options.out)
+        check_writable(options.out.parent)
 
 
 def named(word: str) -> tuple[str, str]:

@@ -59,9 +59,9 @@ def test_the_status_tells_a_missed_gate_and_the_results_are_written(
 REFUSED = {
     "engine --backbones random-llama --device gpu": (1, "device must be cpu"),
     "engine --dtype float9": (2, "argument --dtype: invalid choice"),
-    "engine --reductions 2": (1, "the options: token_reductions.0: Input should be less than"),
+    "engine --reductions 2": (1, "token_reductions.0 must be at most 0.75; got 2.0"),
     "examples --checkpoint ./none": (1, "a checkpoint that is named by its path must exist"),
-    "examples --out /proc/none/x.json": (1, "/proc/none/x.json (0 bytes) must be writable"),
+    "examples --out /proc/none/x.json": (1, "/proc/none (0 bytes) must be writable"),
     "generated_texts --text . --checkpoints umim-docs-llama": (1, "--text must be a readable file"),
     "mining --ids odd.jsonl": (1, "odd.jsonl must be a flat .npy array of integers"),
     "mining --rounds 0": (2, "argument --rounds: must be at least 1, not 0"),

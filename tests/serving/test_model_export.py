@@ -174,12 +174,12 @@ def test_openvino_writes_the_ids_that_transformers_does(exported: Exported, tmp_
 @pytest.mark.skipif(not SERVERS["llama"].program.exists(), reason="needs `tools/engine.sh llama`")
 def test_llama_reads_a_cache_of_another_type(exported: Exported, tmp_path: Path) -> None:
     options = argparse.Namespace(model=exported.directory / "model.gguf", answers=tmp_path)
-    prompts = exported.prompts(4)
+    prompts = exported.prompts(16)
     whole, coarse = (reply_all(kind, prompts, options, []) for kind in ("f32", "q4_0"))
-    for prompt, reply in zip(prompts, whole, strict=True):
+    for prompt, reply in zip(prompts[:4], whole, strict=False):
         assert greedy(exported.model, prompt) == reply[:16]
     assert coarse != whole
-    assert reply_all("q4_0", prompts, options, []) == coarse and len(list(tmp_path.iterdir())) == 8
+    assert reply_all("q4_0", prompts, options, []) == coarse and len(list(tmp_path.iterdir())) == 32
 
 
 DEEP = ModuleForm(merge_depth=1, residual="last", unit_positions="preserved")

@@ -148,7 +148,7 @@ def check_writable(place: Path) -> None:
     Tried in the folder, or in the nearest one above that exists; nothing stays.
     """
     try:
-        with TemporaryFile(dir=nearest(place.parent if place.is_file() else place)):
+        with TemporaryFile(dir=nearest(place)):
             pass
     except OSError as error:
         raise unwritable(place, 0, error) from error
