@@ -201,9 +201,15 @@ def answer_shortened(
     )
 
 
-def load(options: argparse.Namespace, report: Report, target_tr: float | None = None) -> UMIM:
+def load(
+    options: argparse.Namespace,
+    report: Report,
+    target_tr: float | None = None,
+    backbone: Backbone | None = None,
+) -> UMIM:
     """Load the checkpoint of ``SUBJECT``'s options and say in the report what it is."""
-    where = {} if options.backbone is None else {"backbone": options.backbone}
+    loaded: Any = backbone or options.backbone
+    where = {} if loaded is None else {"backbone": loaded}
     umim = UMIM.from_pretrained(
         options.checkpoint,
         dtype=options.dtype,

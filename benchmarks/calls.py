@@ -307,7 +307,7 @@ def ask(
 ) -> Answers:
     """Answer a batch greedily and score right calls; what lies in ``answers`` is read there."""
     decides = {
-        "model": identity(umim, merge),
+        "model": answers and identity(umim, merge),
         "new_tokens": NEW,
         "rows": [[row.prompt.tolist(), row.parts, row.reply.tolist()] for row in rows],
         "questions": [

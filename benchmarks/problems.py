@@ -74,7 +74,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
     # cuDNN plans attention anew for every length, and decoding has a new one at every token.
     torch.backends.cuda.enable_cudnn_sdp(False)
     targets: list[float | None] = options.target_tr or [None]
-    models = [load(options, report, target) for target in targets]
+    models = list[UMIM]()
+    for target in targets:
+        models.append(load(options, report, target, models[0].backbone if models else None))
     report["sets"] = {}
     for name, (new_tokens, solves, fields) in SETS.items():
         path: Path | None = getattr(options, name)
@@ -91,8 +93,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
                 side: [solves(text, row) for text, row in zip(texts, rows, strict=True)]
                 for side, texts in ({"base": base} | answers).items()
             }
-            of = name if target is None else f"{name}, target {target:.0%}"
-            report["sets"][of] = figures(solved, saving, new_tokens)
+            of = name if target is None else f"{name}, target {100 * target:g}%"
+            report["sets"][of] = figures(solved, saving, new_tokens) | {"rules": len(umim.rules)}
             print(of, report["sets"][of]["sides"], file=sys.stderr, flush=True)
 
 
@@ -131,7 +133,8 @@ def answer(
         batch = order[start : start + options.batch_size]
         prompts = [asked[place] for place in batch]
         written = [one.tolist() if isinstance(one, np.ndarray) else one for one in prompts]
-        decides = [*identity(umim, merge), new_tokens, written]
+        known = identity(umim, merge) if options.answers else ()
+        decides = [*known, new_tokens, written]
         found |= zip(batch, kept(options.answers, decides, partial(of_batch, prompts)), strict=True)
     texts, reductions = zip(*(found[place] for place in range(len(asked))), strict=True)
     return list(texts), list(reductions)

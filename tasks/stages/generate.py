@@ -106,10 +106,13 @@ def generate_stage(out: Path, site: Site, *, generation: Generation) -> Metrics:
             backbone = load_backbone(
                 corpus.model, revision=corpus.revision, dtype=corpus.dtype, device=device
             )
-            prompter = Prompter(backbone.require_tokenizer(), corpus)
+            prompter, questions = (
+                Prompter(backbone.require_tokenizer(), corpus),
+                read_selection(out),
+            )
             for number in numbers:
                 first = number * corpus.shard_questions
-                texts = selection.texts[first : first + corpus.shard_questions]
+                texts = questions.texts[first : first + corpus.shard_questions]
                 if not shard_path(out, number).is_file():
                     write_shard(out, number, _rows(backbone, prompter, corpus, texts, first))
                 if notes:

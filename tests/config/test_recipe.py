@@ -194,6 +194,7 @@ def test_a_field_out_of_bounds_is_named(
         (changed("cells.0.depht", 1), "Did you mean 'depth'?"),
         (GOOD | {"max_step": 5}, "'max_steps' is a field of distill, adapt.sft, adapt.dpo."),
         (changed("distill.seed", 5), "'seed' is a field of the recipe itself, corpus."),
+        (GOOD | {"corpus": {"kind": "docstrings", "model": 1}}, "'model' is a field of corpus."),
         (GOOD | {"nonsense": 5}, "Leave it out."),
     ],
 )

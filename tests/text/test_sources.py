@@ -326,6 +326,12 @@ def test_bad_bytes_are_located_anywhere(at: int, bad: bytes, message: str) -> No
         texts("a.txt")
 
 
+def test_a_torn_byte_order_mark_is_no_text() -> None:
+    write("a.txt", b"\xef\xbb")
+    with pytest.raises(CorpusError, match="unexpected end of data at byte 0"):
+        texts("a.txt")
+
+
 ITEMS = [
     {"text": text, "n": [number, -1.5e-3, None, {}]}
     for number, text in enumerate(

@@ -114,7 +114,10 @@ def serve(
     """
     of_other, rule = _OF_GATEWAY, "need --upstream"
     if upstream is not None:
-        of_other, rule = _OF_ENGINE, "are for that server: with --upstream the model runs elsewhere"
+        of_other, rule = (
+            _OF_ENGINE,
+            "belong to the server that runs the model, which --upstream names",
+        )
     shared.refuse_named(context, of_other, rule)
     token = secret(api_key_env, "--api-key-env")
     check_listening(host, port, token)

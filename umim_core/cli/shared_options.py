@@ -333,8 +333,7 @@ def write_page(path: Path, title: str, body: str) -> None:
 def refuse_named(context: typer.Context, names: Collection[str], rule: str) -> None:
     """Refuse options on the command line that the others leave without effect."""
     flags = {option.name: option.opts[0] for option in context.command.params}
-    values = given(context, names)
-    refuse_ignored({flags[name]: values.get(name) for name in names}, rule)
+    refuse_ignored({flags[n]: value for n, value in given(context, names).items()}, rule)
 
 
 def refuse_ignored(options: Mapping[str, object], rule: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from itertools import chain
 from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import (
@@ -82,29 +81,27 @@ def validated(
 
 def _right_name(model: type[BaseModel], place: Sequence[int | str]) -> str:
     """Return what to write for an unknown field: one of its section, or the section of another."""
-    *outer, last = (str(part)[:99] for part in place)
-    sections = _sections(model)
-
-    def holds(path: Sequence[str]) -> bool:
-        parts = iter(outer)  # kinds of models and places in lists stand between names
-        return all(name in parts for name in path)
-
-    if said := did_you_mean(last, sections[max(filter(holds, sections), key=len)]):
+    *outer, last = place
+    name, section = str(last)[:99], {model}
+    for part in outer:  # the name of a field, the kind of a model, or a place in a list or a dict
+        inner = {each for at in section for each in _models_of_field(at, part)}
+        section = inner or {at for at in section if _is_of_kind(at, part)} or section
+    if said := did_you_mean(name, sorted({field for at in section for field in at.model_fields})):
         return said
-    for field in get_close_matches(last, sorted({*chain(*sections.values())}), n=1):
-        places = [".".join(path) for path, fields in sections.items() if field in fields]
-        return f"{field!r} is a field of {', '.join(x or 'the recipe itself' for x in places)}."
+    sections = _sections(model)
+    for field in get_close_matches(name, sorted(sections), n=1):
+        return f"{field!r} is a field of {', '.join(sections[field])}."
     return "Leave it out."
 
 
-def _sections(model: type[BaseModel], *path: str) -> dict[tuple[str, ...], list[str]]:
-    """Return the fields of each section, of a model and of those in its fields."""
-    found = {path: list(model.model_fields)}
-    for name, field in model.model_fields.items():
-        for inner in _models(field.annotation):
-            for place, fields in _sections(inner, *path, name).items():
-                found[place] = [*found.get(place, []), *fields]
-    return found
+def _models_of_field(model: type[BaseModel], name: int | str) -> list[type[BaseModel]]:
+    field = model.model_fields.get(str(name))
+    return [] if field is None else _models(field.annotation)
+
+
+def _is_of_kind(model: type[BaseModel], kind: int | str) -> bool:
+    field = model.model_fields.get("kind")
+    return model.__name__ == kind or (field is not None and kind in get_args(field.annotation))
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
@@ -112,3 +109,13 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for inner in get_args(annotation) for model in _models(inner)]
+
+
+def _sections(model: type[BaseModel], path: str = "") -> dict[str, list[str]]:
+    """Return the sections that have each field, of a model and of those in its fields."""
+    found = {name: [path or "the recipe itself"] for name in model.model_fields}
+    for name in model.model_fields:
+        for inner in _models_of_field(model, name):
+            for field, paths in _sections(inner, f"{path}.{name}".removeprefix(".")).items():
+                found[field] = list(dict.fromkeys([*found.get(field, []), *paths]))
+    return found

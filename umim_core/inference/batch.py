@@ -167,7 +167,7 @@ class _Request(Generic[C]):
             for number, (row, token) in enumerate(zip(self.rows, tokens, strict=True)):
                 if running[number]:
                     row.raw.append(token)
-                    row.stop_reason = self.stopper.reason(row.raw, row.generated)
+                    row.stop_reason = self.stopper.reason(row.raw, row.generated, number)
         except (GenerationError, NumericalError) as error:
             for row in self.rows:
                 if row.running:

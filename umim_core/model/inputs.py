@@ -92,7 +92,7 @@ def _item(entry: Any) -> Item:
     if isinstance(entry, str):
         return entry
     if _is_chat(entry):
-        if any("input_ids" in message for message in entry):
+        if any(isinstance(m, Mapping) and "input_ids" in m for m in entry):
             raise _unfit("a list of mappings with input_ids")
         return cast("Chat", list(entry))
     if not isinstance(entry, Tensor | np.ndarray) and not is_list(entry):
@@ -109,6 +109,8 @@ def _item(entry: Any) -> Item:
 
 
 def _masked(items: list[Item], mask: Mask) -> list[Item]:
+    if not isinstance(mask, Tensor | np.ndarray) and not is_list(mask):
+        raise _unfit(f"a mask of type {type(mask).__name__}")
     rows = [row for row in prompt_items(mask) if isinstance(row, np.ndarray)]
     fits = len(rows) == len(items) and all(
         isinstance(item, np.ndarray) and item.shape == row.shape

@@ -29,9 +29,9 @@ from __future__ import annotations
 import json
 import logging
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -226,21 +226,21 @@ class _Marks:
             self.tools = [self._keyed(tool, number) for number, tool in enumerate(tools)]
         # By number: whose it is, the text to find, whether it is of the last message.
         self._cores: dict[str, tuple[str, str, bool]] = {}
+        self._written: dict[str, str] = {}  # roles as the chat has them
         self.chat = [self._marked(message, message is chat[-1]) for message in chat]
 
     def _marked(self, message: Mapping[str, Any], is_last: bool) -> Mapping[str, Any]:
         content = message.get("content")
-        # What no common name is known of counts as a user's.
-        role = MESSAGE_ROLES.get(str(message.get("role")), "user")
-        if role == "assistant":
+        written = str(message.get("role"))
+        if MESSAGE_ROLES.get(written) == "assistant":
             return message
         if isinstance(content, str):
-            return {**message, "content": self._around(content, role, is_last)}
+            return {**message, "content": self._around(content, written, is_last)}
         if not isinstance(content, list):
             return message
         parts = [
             # A template that prints a part instead of reading it prints the key, too.
-            {**part, "text": self._around(part["text"], role, is_last), f"{self._key}!": ""}
+            {**part, "text": self._around(part["text"], written, is_last), f"{self._key}!": ""}
             if _is_text(part)
             else part
             for part in content
@@ -252,7 +252,9 @@ class _Marks:
         if not core:
             return text
         at, number = text.index(core), str(len(self._cores))
-        self._cores[number] = role, core, is_last
+        # What no common name is known of counts as a user's.
+        self._cores[number] = MESSAGE_ROLES.get(role, "user"), core, is_last
+        self._written[number] = role
         mark = f"{self._key}.{number}."
         return f"{text[:at]}{mark}({core}{mark}){text[at + len(core) :]}"
 
@@ -304,7 +306,7 @@ class _Marks:
     def check(self, marked: str) -> None:
         """Refuse a template that drops what a user or the system says, or prints parts."""
         found = set(re.findall(rf"{self._key}\.(\d+)\.[()]", marked))
-        dropped = [role for number, (role, _, _) in self._cores.items() if number not in found]
+        dropped = [role for number, role in self._written.items() if number not in found]
         require(
             not dropped and f"{self._key}!" not in marked,
             GenerationError,
@@ -350,10 +352,9 @@ def _moves(source: str, target: str) -> Callable[[int, int], int | None]:
     """
     if source == target:
         return lambda start, stop: start
-    pairs = ((source, target), (source[::-1], target[::-1]))
-    begin, end = (
-        len(list(takewhile(lambda x: x[0] == x[1], zip(*p, strict=False)))) for p in pairs
-    )
+    sizes = range(1, min(len(source), len(target)) + 1)  # by halves: texts may have megabytes
+    begin = bisect_left(sizes, True, key=lambda n: not target.startswith(source[:n]))
+    end = bisect_left(sizes, True, key=lambda n: not target.endswith(source[-n:]))
 
     def moved(start: int, stop: int) -> int | None:
         if stop <= begin:

@@ -71,6 +71,8 @@ def decoded(file: CorpusFile, stream: BinaryIO) -> Iterator[str]:
             raise CorpusError(f"{file}: text must not hold NUL", found, _utf8_remedy(head))
         try:
             text = decoder.decode(chunk, final)
+            if final and (torn := decoder.getstate()[0]):  # of a byte order mark
+                raise UnicodeDecodeError("utf-8", torn, 0, len(torn), "unexpected end of data")
         except UnicodeDecodeError as error:
             found = f"{error.reason} at byte {read - len(error.object) + error.start}"
             rule = f"{file}: text must be UTF-8"
