@@ -43,8 +43,10 @@ def is_path(name: str) -> bool:
 def check_path(what: str, name: str, error: type[UmimError]) -> None:
     """Refuse a name that is taken as a path and leads nowhere."""
     rule = f"a {what} that is named by its path must exist"
-    value = f"{name!r}, a path that does not exist"
-    require(os.path.exists(name) or not is_path(name), error, rule, value, "Check the path.")
+    value, remedy = f"{name!r}, a path that does not exist", "Check the path."
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+\.gguf", name):
+        remedy = "Check the path; download a hub repository of such a name, and name its folder."
+    require(os.path.exists(name) or not is_path(name), error, rule, value, remedy)
 
 
 def beside(name: str) -> str:

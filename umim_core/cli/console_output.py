@@ -56,28 +56,16 @@ def emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
 
 
 def write(text: str, *, newline: bool = True) -> None:
-    """Print a text at once; what stdout's encoding lacks ``writing`` escapes."""
+    """Print a text at once; what stdout's encoding lacks ``telling`` escapes."""
     sys.stdout.write(text + "\n" * newline)  # click would write UTF-8 into an ASCII stdout
     sys.stdout.flush()
 
 
 @contextmanager
 def telling(program: str) -> Iterator[None]:
-    """End a program with status 1 and a line on stderr, and notes, where a rule is broken."""
-    try:
-        with writing(program):
-            yield
-    except UmimError as error:
-        notes = getattr(error, "__notes__", [])
-        typer.echo(scrubbed("\n".join([f"{program}: error: {error}", *notes])), err=True)
-        raise SystemExit(1) from None
+    """End a program with status 1 and a line on stderr, and notes, where a rule is broken.
 
-
-@contextmanager
-def writing(program: str) -> Iterator[None]:
-    """Escape what stdout's encoding lacks; where it takes nothing, end with a line on stderr.
-
-    What the system refuses of a file by name, a name that is too long say, is an error of the file.
+    What stdout's encoding lacks is escaped.
     """
     if sys.stdout is None:  # closed: writers would be silent, and the next file become stdout
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
@@ -88,15 +76,22 @@ def writing(program: str) -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
-    except OSError as error:
-        if error.filename is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise unwritable(Path(str(error.filename)), 0, error) from error
-        if error.filename is not None and error.errno in _OUT_OF_REACH:
-            rule, found = "a file must be within reach", f"{error.filename}: {error.strerror}"
-            raise ArtifactError(rule, found, "Check its path and who may read it.") from error
-        if error.filename is not None or error.errno not in _FULL:
-            raise
+    except (OSError, UmimError) as error:
+        broken = error if isinstance(error, UmimError) else _broken(error)
+        notes = getattr(broken, "__notes__", [])
+        typer.echo(scrubbed("\n".join([f"{program}: error: {broken}", *notes])), err=True)
+        raise SystemExit(1) from None
+
+
+def _broken(error: OSError) -> UmimError:
+    """Return what the system refuses of stdout, or of a file by name, as an error; raise others."""
+    if error.filename is None and error.errno in _FULL:
         # What could not be written would be tried again, and complained about, at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        typer.echo(f"{program}: error: stdout must take the output; got {error.strerror}", err=True)
-        raise SystemExit(1) from None
+        return ArtifactError("stdout must take the output", error.strerror)
+    if error.filename is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return unwritable(Path(str(error.filename)), 0, error)
+    if error.filename is not None and error.errno in _OUT_OF_REACH:
+        rule, found = "a file must be within reach", f"{error.filename}: {error.strerror}"
+        return ArtifactError(rule, found, "Check its path and who may read it.")
+    raise error

@@ -11,7 +11,7 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.errors import ConfigError, CorpusError, require
+from umim_core.errors import ConfigError, CorpusError, did_you_mean, require
 
 if TYPE_CHECKING:
     from umim_core.traffic.report import TrafficReport
@@ -50,9 +50,9 @@ def report(
 
     known = model_shape(shape)
     if known is None:
-        raise ConfigError(
-            f"a shape must be one of {', '.join(SHAPES)}, or a model on this machine", shape
-        )
+        rule = f"a shape must be one of {', '.join(SHAPES)}, or a model on this machine"
+        remedy = did_you_mean(shape, SHAPES) or "Name one of them, or a model's directory."
+        raise ConfigError(rule, shape, remedy)
     left = Left()
     requests = list(read_requests(tuple(names), kind, left))
     require(

@@ -186,16 +186,16 @@ def _loaded(source: QuestionSource) -> tuple[Task, str]:
         task_tokenizer,
     )
 
-    options: dict[str, object] = {}
     places = {"checkpoint": source.checkpoint, "backbone": source.backbone}
-    if source.folder is not None:
-        options = {"task_data": source.folder}
-    elif source.options:
-        options = {**places, **dict(source.options)}
     with standing_for_the_hub(source.hub, source.digest):
         if of_ruler(source.task):
             task = load_ruler(source.task, task_tokenizer(places), source.seed)
         else:
+            options: dict[str, object] = {}
+            if source.folder is not None:
+                options = {"task_data": source.folder}
+            elif source.options:
+                options = {**places, **dict(source.options)}
             task = load_tasks([source.task], options)[source.task]
     if _generates(task):  # limits of the source lower those of the task
         kwargs, repeats = task.get_config("generation_kwargs"), task.get_config("repeats")
