@@ -25,6 +25,7 @@ from umim_core.text.token_ids import encode
 
 pytestmark = pytest.mark.timeout(60)
 Document = dict[str, Any]
+SETTINGS = "generation_config.json"
 SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
@@ -143,6 +144,14 @@ def test_a_text_that_a_regular_expression_gives_up_is_named(model: Path) -> None
                 {"max_position_embeddings": 0},
             )
         ),
+        *(
+            (SETTINGS, changes)
+            for changes in (
+                {"num_return_sequences": 2},
+                {"num_return_sequences": "2", "do_sample": True},
+                {"max_new_tokens": 0},
+            )
+        ),
     ],
     ids=str,
 )
@@ -150,7 +159,7 @@ def test_settings_of_no_tokenizer_and_of_no_model_are_refused(
     model: Path, name: str, changes: Document
 ) -> None:
     edit(model / name, lambda document: document.update(changes))
-    with pytest.raises(BackboneError):
+    with pytest.raises(BackboneError, match=SETTINGS if name == SETTINGS else None):
         load_backbone(str(model))
 
 

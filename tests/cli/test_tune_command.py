@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from string import ascii_lowercase
@@ -119,22 +121,31 @@ def test_what_merges_input_embeddings_can_be_exported(
 
 
 @pytest.mark.parametrize(
-    ("options", "count", "message"),
+    ("options", "count", "own", "message"),
     [
-        ((), 12, "at least 13 conversations; got 12"),
-        (("--role", "users"), 20, "roles must be some of"),
-        (("--role", "tools"), 20, "something that may merge"),
-        (("--merge-depth", "9"), 20, "merge_depth must be below"),
-        ((), 0, "logs must hold requests that the model's template writes; got 1 x "),
+        ((), 12, {}, "at least 13 conversations; got 12"),
+        (("--role", "users"), 20, {}, "roles must be some of"),
+        (("--role", "tools"), 20, {}, "something that may merge"),
+        (("--merge-depth", "9"), 20, {}, "merge_depth must be below"),
+        ((), 0, {}, "logs must hold requests that the model's template writes; got 1 x "),
+        ((), 20, {"num_beams": 4}, "got {'num_beams': 4}"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(
-    umim: Umim, backbone: Path, tmp_path: Path, options: tuple[str, ...], count: int, message: str
+    umim: Umim,
+    backbone: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    count: int,
+    own: dict[str, int],
+    message: str,
 ) -> None:
-    out = tmp_path / "out"
-    result = umim("tune", backbone, log(tmp_path, count), "--out", out, *OPTIONS, *options)
-    assert result.code == 1 and message in result.err, result.err
-    assert result.err.splitlines()[-1].startswith("umim: error: ")
+    out, model = tmp_path / "out", shutil.copytree(backbone, tmp_path / "model")
+    (model / "generation_config.json").write_text(json.dumps(own))
+    result = umim("tune", model, log(tmp_path, count), "--out", out, *OPTIONS, *options)
+    *told, line = result.err.splitlines()
+    assert result.code == 1 and line.startswith("umim: error: ") and message in line
+    assert all(re.match(r"\d\d:\d\d:\d\d  ", progress) for progress in told)
     assert not out.exists()
 
 

@@ -235,7 +235,8 @@ def repeats(models: Models, count: int, **options: object) -> list[Instance]:
 
 @pytest.mark.parametrize("merge", ["prompt", "all"])
 def test_a_request_draws_the_same_whatever_stands_beside_it(merge: str) -> None:
-    models = Models(Case(options={"do_sample": True, "temperature": 1.0}))
+    own = {"do_sample": True, "num_return_sequences": 2}  # lm-eval says how many texts there are
+    models = Models(Case(own, {"do_sample": True, "temperature": 1.0}))
     hot = {"until": ["x"], "max_gen_toks": 5, "do_sample": True, "temperature": 2.0}
     other = instances("generate_until", ((prompt, hot) for prompt in PROMPTS[::-1]))
     requests = models.requests() + repeats(models, 8)

@@ -202,11 +202,21 @@ def test_settings_are_filled_as_transformers_fills_them(
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_a_model_whose_file_asks_for_beams_is_refused_until_they_are_overridden(umim: UMIM) -> None:
-    umim.backbone.model.generation_config = GenerationConfig(num_beams=4, eos_token_id=0)
-    with pytest.raises(GenerationError, match="num_beams"):
-        umim.generate(PROMPT, max_new_tokens=3)
-    assert umim.generate(PROMPT, config=GenerationConfig(num_beams=1, max_new_tokens=3)).ids[0]
+@pytest.mark.parametrize(
+    ("own", "options", "instead"),
+    [
+        ({"num_beams": 4}, {}, {"config": GenerationConfig(num_beams=1)}),
+        ({"do_sample": True, "num_return_sequences": 2}, {"do_sample": False}, {"n": 1}),
+        ({"repetition_penalty": -1.0}, {}, {"repetition_penalty": 1.0}),
+    ],
+)
+def test_what_a_models_file_asks_for_in_vain_is_refused_until_it_is_overridden(
+    umim: UMIM, own: dict[str, Any], options: dict[str, Any], instead: dict[str, Any]
+) -> None:
+    umim.backbone.model.generation_config = GenerationConfig(**own, eos_token_id=0)
+    with pytest.raises(GenerationError, match=rf"{list(own)[-1]}.*own generation_config\.json"):
+        umim.generate(PROMPT, max_new_tokens=3, **options)
+    assert umim.generate(PROMPT, max_new_tokens=3, **options, **instead).ids[0]
 
 
 def test_an_end_token_may_be_given(umim: UMIM) -> None:

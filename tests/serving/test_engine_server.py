@@ -57,12 +57,35 @@ def test_a_long_prompt_holds_nobody(umim: UMIM) -> None:
         assert answers == [400] * 4
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("num_beams", 4, "got .'num_beams': 4"),
+        ("min_p", 7.0, "min_p is out of range: .* got 7.0"),
+        ("repetition_penalty", -1.0, "repetition_penalty is out of range: .* got -1.0"),
+        ("min_new_tokens", -1, "min_new_tokens is out of range: .* got -1"),
+        ("suppress_tokens", ["a"], "suppress_tokens is out of range: .* got .'a'"),
+        ("max_time", "soon", "max_time must be a number of seconds; got soon"),
+        ("stop_strings", [5], r"without lone surrogates; got \[5\]"),
+        ("eos_token_id", "end", "one id or several; got end"),
+    ],
+)
 def test_settings_of_a_model_that_no_request_could_do_are_told_at_the_start(
+    umim: UMIM, monkeypatch: pytest.MonkeyPatch, name: str, value: object, said: str
+) -> None:
+    monkeypatch.setattr(umim.backbone.model.generation_config, name, value)
+    with pytest.raises(GenerationError, match=rf"{said}.* own generation_config\.json"):
+        engine_server(umim)
+
+
+def test_how_many_answers_come_is_for_the_request_to_say(
     umim: UMIM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(umim.backbone.model.generation_config, "num_beams", 4)
-    with pytest.raises(GenerationError, match=r"got .'num_beams': 4.*generation_config\.json"):
-        engine_server(umim)
+    monkeypatch.setattr(umim.backbone.model.generation_config, "num_return_sequences", 2)
+    with in_thread(engine_server(umim).app(None)) as url:
+        for asked in ({}, {"temperature": 0}, {"n": 2}):
+            answer = post(url, COMPLETIONS, prompt=PROMPT, max_tokens=1, **asked).json()
+            assert len(answer["choices"]) == asked.get("n", 1)
 
 
 def test_what_clients_share_is_told_if_the_operator_says_so(umim: UMIM) -> None:

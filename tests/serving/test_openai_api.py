@@ -145,7 +145,9 @@ def named(name: str) -> dict[str, Any]:
 
 
 # What a client that writes JSON cannot follow: types, constants and arguments of Python.
-PYTHON = re.compile(r"got (dict|list|str|bool|True|False|None)\b|max_new_tokens|[a-z]=|tokenizer\.")
+PYTHON = re.compile(
+    r"got (dict|list|str|bool|True|False|None)\b|dictionary|max_new_tokens|[a-z]=|tokenizer\."
+)
 TOO_LONG = "context_length_exceeded"
 EITHER = ": must be a text or a list; got "
 CHOICE = "tool_choice: must be none, auto, required or an object; got "
@@ -160,6 +162,9 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     (CHAT, {"messages": [1]}, "invalid_field", "messages.0: must be an object; got 1"),
     (CHAT, {"messages": [{"content": "Hi"}]}, "invalid_field", "messages.0.role"),
     (CHAT, {"tools": [{"type": "function"}]}, "invalid_field", "tools.0.function"),
+    *((CHAT, {"tools": [{"type": "function", "function": {"name": "add", "parameters": value}}]},
+       "invalid_field", "tools.0.function.parameters: must be an object; got ")
+      for value in (5, "private", [1])),
     *((CHAT, {"tools": TOOLS, "tool_choice": choice}, "invalid_field", CHOICE)
       for choice in (5, "maybe", "function")),
     (CHAT, {"tools": TOOLS, "tool_choice": named("maybe")}, "invalid_field", "tool_choice"),
@@ -171,7 +176,8 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     (CHAT, {"whatever": 1}, "unknown_field", "whatever"),
     (CHAT, {"roles": ["nobody"]}, "invalid_field", "roles.0"),
     (CHAT, {"roles": ["user", "user"]}, "invalid_field", "roles: must name each role once; got "),
-    (CHAT, {"max_tokens": 1, "max_completion_tokens": 10**9}, "invalid_field", "max_tokens"),
+    *((CHAT, {"max_tokens": 1, "max_completion_tokens": most}, "invalid_field",
+       "max_completion_tokens") for most in (0, 10**9)),
     (CHAT, {"max_tokens": True}, "invalid_field", "max_tokens"),
     (CHAT, {"stop": [""]}, "invalid_field", "stop.0"),
     (CHAT, {"stop": 5}, "invalid_field", "stop" + EITHER),

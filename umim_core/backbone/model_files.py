@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -14,11 +14,11 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from umim_core.backbone.tokenizer_files import refuse_code, typed_errors
+from umim_core.backbone.tokenizer_files import first_line, refuse_code, typed_errors
 from umim_core.errors import BackboneError, ConfigError, require
 
 DTYPES: Final = {
@@ -96,7 +96,8 @@ def load_complete(
                     attn_implementation=attn_implementation,
                     **source,
                 )
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError) as error:
+            _check_settings(what, name, where, source)
             if "ignore_mismatched_sizes" in str(error):
                 reason = "its weights have other sizes than its config.json says"
                 raise ValueError(reason) from error
@@ -111,6 +112,18 @@ def load_complete(
         f"transformers would draw them at random; take {complete}'s files.",
     )
     return model
+
+
+def _check_settings(what: str, name: str, where: str, source: Mapping[str, Any]) -> None:
+    """Refuse settings of generation that transformers does not take; its error names no file."""
+    try:
+        GenerationConfig.from_pretrained(where, **source)
+    except OSError:
+        return  # there are none
+    except (TypeError, ValueError) as error:
+        rule = f"the generation_config.json of a {what} must hold settings that go together"
+        remedy = "Correct it, or leave the file out."
+        raise BackboneError(rule, f"{name!r}: {first_line(error)}".rstrip("."), remedy) from error
 
 
 def _check_types(where: str, revision: str | None, model: PreTrainedModel) -> None:

@@ -95,7 +95,7 @@ def read_gen_kwargs(
     settings["stop_strings"] = [text for text in until if text and text != end[1]] or None
     try:
         config = GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
-        options = GenerateOptions(config=config, **engine_options).of_model(backbone)
+        options = GenerateOptions(config=config, n=1, **engine_options).of_model(backbone)
     except ValueError as error:
         rule, remedy = "a generation kwarg is out of range", "Correct it in the task's kwargs."
         raise GenerationError(rule, str(error), remedy) from error

@@ -25,7 +25,16 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import check_merge, check_raw_tail
 from umim_core.config.generation import Overlong, PlainOptions
 from umim_core.errors import GenerationError, did_you_mean, require
-from umim_core.inference.choice import ON_IDS, PLAIN, WARPERS, end_ids, eos_ids, stop_texts
+from umim_core.inference.choice import (
+    ON_IDS,
+    PLAIN,
+    WARPERS,
+    Stopper,
+    TokenChooser,
+    end_ids,
+    eos_ids,
+    stop_texts,
+)
 from umim_core.inference.outputs import Observer
 from umim_core.merging.merged_model import MergedModel
 from umim_core.text.roles import check_roles
@@ -223,7 +232,7 @@ class GenerateOptions(PlainOptions):
         """Return options in which settings not given are filled as transformers fills them.
 
         A length is not taken over (``max_length`` counts the prompt), nor is what changes no token.
-        The text's end falls back to the tokenizer's.
+        The text's end falls back to the tokenizer's. What could not choose a token is refused.
         """
         config = _checked(self.settings.to_dict())
         values = vars(config)
@@ -239,7 +248,14 @@ class GenerateOptions(PlainOptions):
         if config.max_new_tokens is None:
             config.max_new_tokens = NEW_TOKENS
         self._check_sampling(bool(config.do_sample))
-        return replace(self, config=config)
+        try:
+            filled = replace(self, config=config)
+            TokenChooser(config, [1], 0)
+            Stopper(config, backbone.tokenizer)
+        except GenerationError as error:
+            own = "If the model's own generation_config.json says it, change it, or give another."
+            raise GenerationError(error.rule, error.value, f"{error.remedy} {own}") from error
+        return filled
 
     @property
     def samples(self) -> int:

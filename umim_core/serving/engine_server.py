@@ -90,7 +90,8 @@ class EngineServer(guard.ApiServer):
             raise api.unknown_model(self.engine.name, body.model)
         if (body.new_tokens or 0) > most:
             rule, remedy = f"at most {most} tokens may be asked for", "or raise --max-new-tokens."
-            raise api.bad_field("max_tokens", rule, body.new_tokens, f"Ask for fewer, {remedy}")
+            name = "max_tokens" if body.new_tokens == body.max_tokens else "max_completion_tokens"
+            raise api.bad_field(name, rule, body.new_tokens, f"Ask for fewer, {remedy}")
         calls = Calls.of(body, self.engine.call_form) if isinstance(body, api.ChatBody) else None
         answer = api.Answer(path == api.CHAT, self.engine.name, partial(Reply, calls))
         events = self.engine.events(body, calls, guard.merging_wanted(request), most)

@@ -41,7 +41,14 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import PromptIds
 from umim_core.serving.guard import ServerMetrics
-from umim_core.serving.openai_api import AnyBody, ApiError, ChatBody, bad_field, try_later
+from umim_core.serving.openai_api import (
+    AnyBody,
+    ApiError,
+    ChatBody,
+    CompletionBody,
+    bad_field,
+    try_later,
+)
 from umim_core.serving.prompt_reader import PromptReader
 from umim_core.serving.tool_calls import CallForm, Calls
 from umim_core.text.roles import USER, Role
@@ -177,11 +184,13 @@ class LocalEngine:
         fast, kind = isinstance(tokenizer, PreTrainedTokenizerFast), type(tokenizer).__name__
         rule, remedy = "a served model needs a fast tokenizer", "Convert it to a tokenizer.json."
         require(fast, ConfigError, rule, kind, remedy)
-        # No request could do what the model's own settings name and no option changes.
-        GenerateOptions(do_sample=True).of_model(served.backbone).check(served.merged_model, 1)
         self.name, self.positions = served.name, served.backbone.max_positions
         self.call_form, self.metrics = CallForm.of(tokenizer), ServerMetrics()
         self._served, self._sizes = served, sizes
+        # No request could do what the model's own settings name and no option changes.
+        for temperature in (0, None):
+            body = CompletionBody(prompt="", temperature=temperature)
+            self._options(body, served.merge, 1).check(served.merged_model, 1)
         self._reader = PromptReader(tokenizer, served.roles)
         core = tokenizer.backend_tokenizer
         self._decode = partial(core.decode, skip_special_tokens=True)
@@ -251,9 +260,9 @@ class LocalEngine:
     def _options(self, body: AnyBody, merge: Merge, new_tokens: int) -> GenerateOptions:
         """Sample as OpenAI's, whatever the model's own generation_config says."""
         greedy = body.temperature == 0
-        sampled, given = not greedy or (body.n or 1) > 1, dict[str, Any]()
+        sampled, given = not greedy or (body.n or 1) > 1, dict[str, Any](n=1)
         if sampled:  # greedy search has no n, but a top_k of 1 chooses as it does
-            given = {"temperature": 1.0, "top_k": int(greedy), "top_p": 1.0}
+            given |= {"temperature": 1.0, "top_k": int(greedy), "top_p": 1.0}
         for name in _OPTIONS & type(body).model_fields.keys():
             value = getattr(body, name)
             # Clients give a seed to greedy requests, too.

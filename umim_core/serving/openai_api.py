@@ -154,7 +154,7 @@ def api_error(error: UmimError) -> ApiError:
     status, code = next(found for kind, found in _CODES.items() if isinstance(error, kind))
     remedy = error.remedy  # of a length it names options of Python
     if isinstance(error, ContextLengthError):
-        remedy = "Shorten the prompt, or lower max_tokens."
+        remedy = "Shorten the prompt, or ask for fewer tokens."
     return ApiError(status, code, error.rule, error.value, remedy)
 
 
@@ -407,7 +407,7 @@ def _field_error(error: ErrorDetails, document: Any) -> ApiError:
         rule, remedy = "fields must be ones that this server knows", "Leave it out."
         return ApiError(400, "unknown_field", rule, param, remedy, param=param)
     shown = _KINDS.get(type(value), value)
-    of_object = error["type"] == "model_type"  # pydantic's message names a class
+    of_object = error["type"] in ("model_type", "dict_type")  # a class, a dictionary to pydantic
     said = "must be an object" if of_object else error["msg"].removeprefix("Value error, ")
     rule, remedy = f"{param or 'the body'}: {said}", "Correct it, or leave it out."
     return ApiError(400, "invalid_field", rule, shown, remedy, param=param or None)

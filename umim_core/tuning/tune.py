@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -70,6 +70,7 @@ MOST_NATS: Final = 1.05  # of the base model's nats a reply token, that merging 
 LEAST_AGREEMENT: Final = 0.98  # on the tokens of the replies, that it must keep
 _MERGES: Final[tuple[Merge, Merge]] = ("none", "prompt")
 REPLY: Final = 48  # tokens of such an answer at most
+_ANSWER: Final = GenerateOptions(n=1, raw_tail=0, max_new_tokens=REPLY, do_sample=False)
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,7 @@ def _tune(
     work = folder / STATE / "tuning"
     device = "cuda" if options.use_gpu else "cpu"
     backbone = load_backbone(options.model, dtype="float32", device=device)
+    _ANSWER.of_model(backbone).check(MergedModel.without_merging(backbone), 1)
     if options.start is not None:
         Checkpoint.load(options.start).check_backbone(backbone)
     _tell_time(trained, held, options, backbone, work / "checkpoint", folder / "checkpoint")
@@ -386,12 +388,8 @@ def compare(umim: UMIM, rows: Sequence[PromptRow], trials: list[Trial]) -> Compa
     for row in asked:
         texts = []
         for n, merge in enumerate(_MERGES):
-            options = GenerateOptions(
-                merge=merge, raw_tail=0, max_new_tokens=REPLY, do_sample=False
-            )
-            made = umim.engine.generate(
-                [PromptIds(row.prompt, row.parts)], options.of_model(umim.backbone)
-            )
+            options = replace(_ANSWER, merge=merge).of_model(umim.backbone)
+            made = umim.engine.generate([PromptIds(row.prompt, row.parts)], options)
             texts.append(made.rows[0].ids)
             seconds[n] += made.timings.first_token / len(asked)
         equal += texts[0] == texts[1]
