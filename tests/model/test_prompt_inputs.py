@@ -71,6 +71,7 @@ def test_padded_ids_come_with_their_mask(tiny_umim: UMIM) -> None:
         (bytearray(b"w1"), {}, "got bytearray"),
         ([b"w1"], {}, "a prompt of type bytes"),
         ([[1, 2]], {"attention_mask": 1}, "a mask of type int"),
+        ([[{"role": "user", "content": "w1"}, None]], {}, "chat"),
         (torch.ones(2, dtype=torch.bfloat16), {}, "BFloat16"),
         (torch.tensor([1, 2]).to_sparse(), {}, "Sparse"),
         ([{"role": "user", "content": "w1"}], {}, "with a chat template, .*; got one without"),

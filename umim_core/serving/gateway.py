@@ -54,8 +54,6 @@ _SEEN: Final = {
     ),
     api.COMPLETIONS: ("echo", "suffix"),
 }  # fmt: skip
-_MOST: Final = "max_tokens"  # the engine's name of what bounds an answer, and the chats' own
-_CHAT_MOST: Final = "max_completion_tokens"
 _ID: Final = re.compile("0|[1-9][0-9]{0,18}")
 _SHOWN: Final = (b"content-type", b"retry-after")  # headers of an engine's answer
 Translate = Callable[[dict[str, Any]], dict[str, Any]]
@@ -139,11 +137,10 @@ class Gateway(guard.ApiServer):
     async def answer(self, path: str, request: Request) -> Response:
         """Send a prompt's merged ids; where the engine must see more, the request as it came."""
         document = api.read_json(await guard.read_body(request, self.limits))
-        most = _CHAT_MOST if document.get(_CHAT_MOST) is not None else _MOST
         translate: Translate | None = None
         if guard.merging_wanted(request):
             path, document, translate = await self._merged(request, path, document)
-        return await self._forward(request, path, document, translate, most)
+        return await self._forward(request, path, document, translate)
 
     async def _merged(
         self, request: Request, path: str, document: dict[str, Any]
@@ -226,12 +223,12 @@ class Gateway(guard.ApiServer):
         """Return the body of a chat as that of a completion."""
         left_out = {*_SEEN[api.CHAT], *_Chat.model_fields}
         body = {name: value for name, value in chat.items() if name not in left_out}
-        most = body.pop(_CHAT_MOST, None)
-        most = body.get(_MOST) if most is None else most
+        most = body.pop("max_completion_tokens", None)
+        most = body.get("max_tokens") if most is None else most
         if most is None:  # completions get few
             most = self.limits.new_tokens
             most = max(1, min(most, context - len(ids))) if context else most
-        return {**body, "prompt": ids, _MOST: most}
+        return {**body, "prompt": ids, "max_tokens": most}
 
     async def _model(self, request: Request, asked: object) -> tuple[str, int | None]:
         """Return a model's name and how many tokens it has room for, if the engine says so.
@@ -258,23 +255,15 @@ class Gateway(guard.ApiServer):
         return name, self._models.get(name) or self._models.get(first)
 
     async def _forward(
-        self,
-        request: Request,
-        path: str,
-        body: dict[str, Any],
-        translate: Translate | None,
-        most: str,
+        self, request: Request, path: str, body: dict[str, Any], translate: Translate | None
     ) -> Response:
-        """Send a body to the engine and return its answer, translated where it is one.
-
-        ``most`` is the field in which the client bounds the answer, and an error names it.
-        """
+        """Send a body to the engine and return its answer, translated where it is one."""
         until = guard.deadline(self.limits.answer_seconds)
         answer = await self._asked(request, "POST", path, self._masked(body), until)
         if not answer.is_closed:
             return guard.EventStream(_documents(answer, translate), until)
         if answer.status_code != 200 or translate is None:
-            return _passed(answer, most)
+            return _passed(answer)
         document = _document(answer.content)
         if document.get("error"):  # some engines say it with status 200
             return JSONResponse(document, 502)
@@ -455,8 +444,7 @@ def _models_of(answer: httpx.Response) -> list[dict[str, Any]]:
     return models
 
 
-def _passed(answer: httpx.Response, most: str = _MOST) -> Response:
-    content = answer.content.replace(_MOST.encode(), most.encode())
-    response = Response(content, answer.status_code)
+def _passed(answer: httpx.Response) -> Response:
+    response = Response(answer.content, answer.status_code)
     response.raw_headers += answer.headers.raw
     return response
