@@ -208,15 +208,12 @@ def load(
     backbone: Backbone | None = None,
 ) -> UMIM:
     """Load the checkpoint of ``SUBJECT``'s options and say in the report what it is."""
-    loaded: Any = backbone or options.backbone
-    where = {} if loaded is None else {"backbone": loaded}
+    where: dict[str, Any] = {"backbone": backbone}
+    if backbone is None:
+        where = {name: getattr(options, name) for name in ("backbone", "dtype", "device")}
+    where = {name: value for name, value in where.items() if value is not None}
     umim = UMIM.from_pretrained(
-        options.checkpoint,
-        dtype=options.dtype,
-        device=options.device,
-        budget=options.budget,
-        target_tr=target_tr,
-        **where,
+        options.checkpoint, budget=options.budget, target_tr=target_tr, **where
     )
     report["facts"]["device"] = device_name(umim.backbone.device)
     report |= {
