@@ -112,11 +112,11 @@ def serve(
     Metrics are under /metrics, a sign of life under /health. The header `x-umim-merge: off` leaves
     a prompt raw. With --upstream the model runs elsewhere and only its prompts are merged here.
     """
-    of_other, rule = _OF_GATEWAY, "need --upstream"
+    of_other, rule = _OF_GATEWAY, "must come with --upstream"
     if upstream is not None:
         of_other, rule = (
             _OF_ENGINE,
-            "belong to the server that runs the model, which --upstream names",
+            "must be given to the server that runs the model, which --upstream names",
         )
     shared.refuse_named(context, of_other, rule)
     token = secret(api_key_env, "--api-key-env")
