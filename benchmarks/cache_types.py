@@ -21,8 +21,8 @@ from typing import Final
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from benchmarks.answers import points
-from benchmarks.calls import NEW, SETS, calls_of, is_right, read_questions
+from benchmarks.answers import SUBJECT, points
+from benchmarks.calls import ASKED, NEW, SETS, calls_of, is_right, read_questions
 from benchmarks.engines import CONTEXT, SERVERS, about, running
 from benchmarks.runner import Benchmark, Report, kept, save
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -97,14 +97,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
 BENCHMARK: Final = Benchmark(
     name="cache_types",
     doc=str(__doc__),
-    options={
-        "model": {"type": Path, "required": True},
-        "bfcl": {"type": Path, "required": True},
-        "most": 1000,
-        "few": 1000,
-        "after": 0,
-        "answers": Path,
-    },
+    options=ASKED | {"model": {"type": Path, "required": True}, "most": SUBJECT["most"]},
     measure=run,
 )
 

@@ -55,6 +55,13 @@ _BATCH: Final = 8  # prompts that are answered at once
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 _IGNORED: Final = str.maketrans("'", '"', " ,./-_*^")  # in the leaderboard's comparison of strings
 Row = Mapping[str, Any]
+# Which questions are asked, and where answers to them stay.
+ASKED: Final[dict[str, object]] = {
+    "bfcl": {"type": Path, "required": True},
+    "few": 1000,
+    "after": 0,
+    "answers": Path,
+}
 Edit = Callable[[dict[str, Any]], str]  # of a schema, to the text that stands for it
 
 
@@ -360,13 +367,10 @@ BENCHMARK: Final = Benchmark(
     name="calls",
     doc=str(__doc__),
     options=SUBJECT
+    | ASKED
     | {
-        "bfcl": {"type": Path, "required": True},
         "sets": {"nargs": "+", "choices": SETS, "default": SETS[:2]},
         "shortest": {"nargs": "*", "type": int},
-        "few": 1000,
-        "after": 0,
-        "answers": Path,
     },
     measure=run,
 )

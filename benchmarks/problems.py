@@ -121,6 +121,7 @@ def answer(
     """Return greedy answers, and the token reductions of their prompts, both in the asked order."""
     order = sorted(range(len(asked)), key=lambda place: len(str(asked[place])))
     found: dict[int, tuple[str, float]] = {}
+    known = identity(umim, merge) if options.answers else ()
 
     def of_batch(prompts: list[Any]) -> list[tuple[str, float]]:
         tail = {"raw_tail": RAW_TAIL} if merge == "prompt" else {}
@@ -133,7 +134,6 @@ def answer(
         batch = order[start : start + options.batch_size]
         prompts = [asked[place] for place in batch]
         written = [one.tolist() if isinstance(one, np.ndarray) else one for one in prompts]
-        known = identity(umim, merge) if options.answers else ()
         decides = [*known, new_tokens, written]
         found |= zip(batch, kept(options.answers, decides, partial(of_batch, prompts)), strict=True)
     texts, reductions = zip(*(found[place] for place in range(len(asked))), strict=True)
