@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,10 +76,18 @@ def test_documents_survive_the_disk_and_slices_are_those_of_the_array(
         files[::2]
 
 
-def test_a_slice_inside_one_part_is_a_view_that_threads_share(tmp_path: Path) -> None:
+def test_a_long_slice_is_a_view_and_short_ones_that_are_kept_hold_no_file(tmp_path: Path) -> None:
+    many = (1 << 20) + 1
+    files = write_tokens(tmp_path, [(np.zeros(many, np.int32), True)])
+    whole = files[:]
+    assert not whole.flags.owndata and not whole.flags.writeable
+    before = psutil.Process().num_fds()
+    kept = [files[at : at + 2] for at in range(300)]
+    assert len(kept) == 300 and psutil.Process().num_fds() == before
+
+
+def test_threads_share_token_files(tmp_path: Path) -> None:
     files = write(tmp_path, [[0, 1, 2]], [[3, 4, 5, 6]])
-    assert not files[3:6].flags.owndata and not files[3:6].flags.writeable
-    assert files[2:4].flags.owndata
     with ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda _: [files[at : at + 2].tolist() for at in range(6)], range(200))
         assert all(slices == [[at, at + 1] for at in range(6)] for slices in found)

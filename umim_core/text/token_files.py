@@ -30,6 +30,7 @@ INDEX: Final = "index.json"
 _TOKENS: Final = np.dtype("<i4")
 _ENDS: Final = np.dtype("<i8")
 _REBUILD: Final = "Build the artifact again."
+_COPIED: Final = 1 << 20  # ids of a slice that are copied
 
 
 class TokenPart(BaseModel):
@@ -154,7 +155,7 @@ class TokenFiles:
         return int(self._starts[-1])
 
     def __getitem__(self, key: slice) -> NDArray[np.int32]:
-        """Return the ids of a range: a view of the file where they lie in one part."""
+        """Return the ids of a range: a view of the file where many lie in one part."""
         start, stop, step = key.indices(len(self))
         require(step == 1, ConfigError, "token files are sliced without a step", step, "Slice it.")
         pieces: list[NDArray[np.int32]] = []
@@ -203,7 +204,8 @@ class TokenFiles:
                 f"ids from {low} to {high}",
                 _REBUILD,
             )
-        return ids
+        # A view keeps the file open; whoever keeps thousands of segments must not run out of files.
+        return ids if ids.size > _COPIED else ids.copy()
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
