@@ -83,12 +83,8 @@ def check_settings(recipe: TableRecipe) -> None:
             find_baseline(name)
     for setting in recipe.settings:
         if setting.method is not None:
-            check_modes(
-                merge="prompt",
-                raw_tail=setting.raw_tail,
-                method=setting.method,
-                target_tr=setting.target_tr,
-            )
+            asked = {"method": setting.method, "target_tr": setting.target_tr}
+            check_modes(asked, "prompt", setting.raw_tail)
 
 
 def check_named(recipe: RunRecipe, flow_name: str) -> None:

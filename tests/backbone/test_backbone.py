@@ -1,4 +1,4 @@
-"""Backbones and tokenizers: by name, from directories, in memory, from a hub's cache."""
+"""Backbones and tokenizers by name, from directories, in memory, from a hub; devices, shapes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,32 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
+import torch
+from torch import nn
 from transformers import (
+    AutoModelForCausalLM,
     AutoTokenizer,
     BertConfig,
     BertModel,
+    FalconConfig,
+    MambaConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
+from support import family_configs
 from support.merged_models import fresh_model
 from support.tiny_models import random_model, tiny_config
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
+from umim_core.backbone.devices import default_device, fastest_dtype, float64_device, has_device
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.shape import BackboneShape, local_shape
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_names
-from umim_core.errors import BackboneError, BackboneMismatchError
+from umim_core.errors import BackboneError, BackboneMismatchError, ConfigError
 
 
 def test_a_model_in_memory_may_name_its_revision_and_have_no_tokenizer() -> None:
@@ -44,14 +53,6 @@ def test_a_model_without_output_projection_is_refused() -> None:
         wrap_backbone(BertModel(config), None)
 
 
-def test_text_is_encoded_without_special_tokens_and_decoded_without_them(
-    tiny_llama: Backbone,
-) -> None:
-    assert tiny_llama.encode("w3 w1 w31") == [3, 1, 31]
-    assert tiny_llama.encode("") == []
-    assert tiny_llama.decode([3, 0, 1]) == "w3 w1"
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_directory_loads_with_the_fingerprints_it_was_saved_with(
     tiny_llama: Backbone, tmp_path: Path, dtype: str
@@ -62,6 +63,8 @@ def test_a_directory_loads_with_the_fingerprints_it_was_saved_with(
     assert back.fingerprint == tiny_llama.fingerprint
     assert back.tokenizer_fingerprint == tiny_llama.tokenizer_fingerprint
     assert str(back.dtype) == f"torch.{dtype}"
+    assert back.encode("w3 w1 w31") == [3, 1, 31] and back.encode("") == []
+    assert back.decode([3, 0, 1]) == "w3 w1"  # without special tokens
 
 
 @pytest.mark.parametrize(
@@ -162,3 +165,91 @@ def test_a_checkpoint_loads_the_revision_it_was_trained_with(hub: None, tmp_path
     for load in (load_backbone, load_tokenizer):
         with pytest.raises(BackboneError, match=NAME):
             load(NAME, revision="c" * 40)
+
+
+def test_devices_are_told_by_name_and_the_processor_is_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert default_device() == "cpu"
+    assert not any(map(has_device, ["cudaa", "cuda:99", "cpu:7", "meta", ""]))
+    for name, place in (("cpu", "cpu"), ("cuda:1", "cuda:1"), ("mps", "cpu")):  # has no float64
+        assert float64_device(torch.device(name)) == torch.device(place)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cudaa"])
+def test_a_backbone_on_a_device_that_is_not_there_is_refused_before_it_is_looked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    message = rf"^device must be cpu: there is no usable GPU; got {name}\. Choose"
+    with pytest.raises(ConfigError, match=message):
+        load_backbone("no-such-backbone", device=name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "supported", "fastest"),
+    [
+        ({"avx512f", "avx512_bf16"}, True, "bfloat16"),
+        ({"amx_bf16"}, True, "bfloat16"),
+        ({"asimd", "bf16"}, True, "bfloat16"),
+        ({"avx512f"}, True, "float32"),  # torch would imitate it
+        ({"avx512_bf16"}, False, "float32"),
+        (set(), True, "float32"),
+    ],
+)
+def test_a_processor_with_instructions_for_bfloat16_takes_it(
+    flags: set[str], supported: bool, fastest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umim_core.backbone.devices.processor_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    assert fastest_dtype("cpu") == fastest
+
+
+CONFIGS: dict[str, PreTrainedConfig] = {
+    **{name: tiny_config(name) for name in ("llama", "mistral", "phi", "gpt2", "gpt-neo")},
+    "llama, wide heads": tiny_config("llama", head_dim=32),
+    "qwen2, tied": tiny_config("qwen2", tie_word_embeddings=True),
+    "qwen3, wide heads": tiny_config("qwen3", head_dim=32),
+    "gpt-neox": tiny_config("gpt_neox", intermediate_size=128),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_are_those_of_the_models_matrices(name: str) -> None:
+    config = CONFIGS[name]
+    matrices = {
+        key: parameter.numel()
+        for key, parameter in AutoModelForCausalLM.from_config(config).named_parameters()
+        if parameter.ndim == 2 and "wpe" not in key
+    }
+    assert BackboneShape.of_config(config).weights == sum(matrices.values())
+
+
+def test_of_a_model_at_hand_the_weights_of_its_blocks_are_counted() -> None:
+    for name, config in family_configs.EXACT.items():
+        model = family_configs.random_model(config)
+        shape = BackboneShape.of_model(model)
+        tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+        counted = sum(
+            weight.numel()
+            for weight in model.base_model.parameters()
+            if weight.ndim == 2 and id(weight) not in tables
+        )
+        off = abs(shape.block_weights - counted)  # of a width of the feed-forward part
+        assert off <= 1.5 * shape.layers * shape.hidden_size, name
+        assert shape.head_weights == model.get_output_embeddings().weight.numel(), name
+
+
+def test_a_backbone_on_this_machine_tells_its_shape(tmp_path: Path) -> None:
+    shape = local_shape("umim-docs-gpt2")
+    assert shape is not None
+    assert (shape.hidden_size, shape.intermediate_size, shape.layers) == (192, 768, 4)
+    assert (shape.tied, shape.gated_mlp) == (True, False)
+    assert local_shape("no/such-model") is local_shape(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("config", [FalconConfig(), MambaConfig()], ids=["falcon", "mamba"])
+def test_a_family_of_another_build_is_refused(config: PreTrainedConfig) -> None:
+    with pytest.raises(ConfigError, match=f"got {config.model_type}. State it in hardware.shapes"):
+        BackboneShape.of_config(config)

@@ -58,19 +58,13 @@ def test_a_step_has_the_bits_of_casts_made_for_every_product(family: str) -> Non
         assert torch.equal(found, expected)
 
 
-def test_without_autocast_nothing_is_held() -> None:
-    backbone = build("llama")
-    assert DistillModel(fresh_model(backbone, []))._trunk._backbone is backbone
-
-
 def test_training_leaves_weights_identity_and_what_is_saved_as_they_were(tmp_path: Path) -> None:
     backbone = build("llama")
     before = {name: value.clone() for name, value in backbone.model.state_dict().items()}
     model = step(backbone)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for value, parameter in zip(
-        loss_and_gradients(model)[1:], model.module.parameters(), strict=True
-    ):
+    gradients = loss_and_gradients(model)[1:]
+    for value, parameter in zip(gradients, model.module.parameters(), strict=True):
         parameter.grad = value
     optimizer.step()
     assert set(model.state_dict()) == {f"module.{name}" for name in model.module.state_dict()}
@@ -86,6 +80,7 @@ def test_training_leaves_weights_identity_and_what_is_saved_as_they_were(tmp_pat
 
 def test_the_rest_of_the_weights_is_shared() -> None:
     backbone = build("llama")
+    assert DistillModel(fresh_model(backbone, []))._trunk._backbone is backbone  # no autocast
     twin = with_held_weights(backbone)
     assert twin.identity is backbone.identity
     own, held = (dict(part.model.named_parameters()) for part in (backbone, twin))
@@ -96,12 +91,14 @@ def test_the_rest_of_the_weights_is_shared() -> None:
     )
 
 
-class WithoutAutocast(nn.Module):
-    """A layer whose product is in float32 even under autocast."""
-
+class Wrapped(nn.Module):
     def __init__(self, inner: nn.Linear) -> None:
         super().__init__()
         self.inner = inner
+
+
+class WithoutAutocast(Wrapped):
+    """A layer whose product is in float32 even under autocast."""
 
     def forward(self, states: Tensor) -> Tensor:
         with torch.autocast("cpu", enabled=False):
@@ -109,12 +106,8 @@ class WithoutAutocast(nn.Module):
         return out
 
 
-class ReadsWeights(nn.Module):
+class ReadsWeights(Wrapped):
     """A layer that uses more digits of its weights than products under autocast do."""
-
-    def __init__(self, inner: nn.Linear) -> None:
-        super().__init__()
-        self.inner = inner
 
     def forward(self, states: Tensor) -> Tensor:
         out: Tensor = self.inner(states) * self.inner.weight.sum()

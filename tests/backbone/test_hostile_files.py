@@ -113,47 +113,39 @@ def test_a_text_that_a_regular_expression_gives_up_is_named(model: Path) -> None
         encode(tokenizer, "ab" * 40 + "x")
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        *(
-            ("tokenizer_config.json", changes)
-            for changes in (
-                {"tokenizer_class": 5},
-                {"eos_token": 5},
-                {"eos_token": "\ud800"},
-                {"added_tokens_decoder": {"x": [1]}},
-                {"extra_special_tokens": 5},
-            )
-        ),
-        *(
-            ("config.json", changes)
-            for changes in (
-                {"num_attention_heads": 0},
-                {"num_attention_heads": "4"},
-                {"hidden_size": -1},
-                {"hidden_size": 10**9},
-                {"vocab_size": 10**12},
-                {"num_hidden_layers": 10**8},
-                {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
-                {"rope_parameters": 5},
-                {"hidden_act": "none"},
-                {"layer_types": ["none"]},
-                {"quantization_config": 5},
-                {"model_type": 5},
-                {"max_position_embeddings": 0},
-            )
-        ),
-        *(
-            (SETTINGS, changes)
-            for changes in (
-                {"num_return_sequences": 2},
-                {"num_return_sequences": "2", "do_sample": True},
-                {"max_new_tokens": 0},
-            )
-        ),
+WRONG: dict[str, list[Document]] = {
+    "tokenizer_config.json": [
+        {"tokenizer_class": 5},
+        {"eos_token": 5},
+        {"eos_token": "\ud800"},
+        {"added_tokens_decoder": {"x": [1]}},
+        {"extra_special_tokens": 5},
     ],
-    ids=str,
+    "config.json": [
+        {"num_attention_heads": 0},
+        {"num_attention_heads": "4"},
+        {"hidden_size": -1},
+        {"hidden_size": 10**9},
+        {"vocab_size": 10**12},
+        {"num_hidden_layers": 10**8},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+        {"rope_parameters": 5},
+        {"hidden_act": "none"},
+        {"layer_types": ["none"]},
+        {"quantization_config": 5},
+        {"model_type": 5},
+        {"max_position_embeddings": 0},
+    ],
+    SETTINGS: [
+        {"num_return_sequences": 2},
+        {"num_return_sequences": "2", "do_sample": True},
+        {"max_new_tokens": 0},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [(n, changes) for n, known in WRONG.items() for changes in known], ids=str
 )
 def test_settings_of_no_tokenizer_and_of_no_model_are_refused(
     model: Path, name: str, changes: Document
@@ -175,8 +167,8 @@ def rewritten(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path],
     return write
 
 
-def torn(model: Path) -> None:
-    os.truncate(model / "model.safetensors", 200)
+def retyped(weights: dict[str, Tensor], kind: torch.dtype) -> None:
+    weights[LAYER] = weights[LAYER].to(kind)
 
 
 def pickled(model: Path) -> None:
@@ -191,17 +183,12 @@ def resized(model: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (torn, "a directory with safetensors weights"),
+        (lambda model: os.truncate(model / "model.safetensors", 200), "safetensors weights"),
         (pickled, "a directory with safetensors weights"),
         (resized, "its weights have other sizes than its config.json says"),
         (rewritten(lambda weights: weights.pop(LAYER)), f"lacks {LAYER}"),
         *(
-            (
-                rewritten(
-                    lambda weights, kind=kind: weights.update({LAYER: weights[LAYER].to(kind)})
-                ),
-                f"must be floating point numbers, {LAYER} is",
-            )
+            (rewritten(lambda weights, kind=kind: retyped(weights, kind)), f"numbers, {LAYER} is")
             for kind in (torch.int64, torch.uint8, torch.bool, torch.complex64)
         ),
     ],

@@ -63,16 +63,8 @@ def test_turned_keys_are_those_of_the_new_positions(
     ("family", "changes", "reason"),
     [
         ("gpt2", {}, "no rotation of all layers"),
-        (
-            "helium",
-            {"head_dim": 4, "num_key_value_heads": 4},
-            "keys of layer 0 are turned in another way",
-        ),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}},
-            "change with the length",
-        ),
+        ("helium", {"head_dim": 4, "num_key_value_heads": 4}, "layer 0 are turned in another way"),
+        ("llama", {"rope_parameters": YARN | {"rope_type": "dynamic"}}, "change with the length"),
     ],
 )
 def test_other_positions_are_refused_by_name(

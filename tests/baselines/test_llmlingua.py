@@ -179,17 +179,6 @@ def test_the_published_form_drops_what_the_package_drops(case: dict[str, Any]) -
     assert sorted(set(ids.tolist()) - set(kept.tolist())) == case["dropped"]
 
 
-def test_the_published_form_keeps_protected_tokens_of_a_backbones_own_scores(
-    rng: np.random.Generator,
-) -> None:
-    ids = rng.integers(1, 32, 60)
-    reducer = LLMLingua(word_backbone("llama"), segment=10, form="published")
-    for budget in (20, 40):
-        found = reduce_tokens(reducer, given(ids, 3, 4, 5), budget)
-        assert {3, 4, 5} <= set(found.tolist())
-        assert len(found) not in (budget, 60)
-
-
 @pytest.mark.parametrize("case", RECORDED["words"], ids=lambda case: f"{case['rate']}")
 def test_words_that_the_package_keeps_stay(case: dict[str, Any]) -> None:
     """At a budget of as many tokens as the package keeps, of texts of one chunk and of several."""

@@ -1,4 +1,7 @@
-"""Cache policies: the full cache is the base model, dropped columns are really gone."""
+"""Cache policies: the full cache is the base model, dropped columns are really gone.
+
+H2O on cases computed by hand, and on a model against an account of its attention in lists.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from support.tiny_models import random_backbone
+from umim_core.backbone.attention_masks import eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import key_rotation
 from umim_core.baselines.evicted_spans import FullCache, evicted_spans
 from umim_core.baselines.eviction import PolicyCache, generate_evicted, score_evicted
+from umim_core.baselines.h2o import HeavyHitters, heavy_hitter_mask
 from umim_core.baselines.methods import CachePolicy, EvictedColumns, HeldColumns, Ints
 from umim_core.baselines.registry import BASELINES, find_baseline
 from umim_core.baselines.streaming_llm import SinksAndNewest
@@ -127,12 +132,6 @@ def test_dropped_columns_are_those_that_a_mask_would_hide(
     [full], _ = score_evicted(context, ENDINGS[:1], tiny_backbone, lambda ids: FullCache(), 3)
     assert torch.equal(scores.log_probs[0], full.log_probs[0])
     assert not hidden or (scores.log_probs[1:] - full.log_probs[1:]).abs().min() > 1e-4
-
-
-def test_a_text_beyond_the_backbones_positions_is_refused(tiny_llama: Backbone) -> None:
-    context = np.ones(64, dtype=np.int64)
-    with pytest.raises(EvaluationError, match="64 positions"):
-        score_evicted(context, [np.array([1, 2])], tiny_llama, lambda ids: FullCache(), 1)
 
 
 CASES = (
@@ -252,6 +251,8 @@ def test_text_goes_on_beyond_the_positions_where_they_restart() -> None:
     def note(module: nn.Module, args: tuple[object, ...], given: dict[str, Tensor]) -> None:
         places.append(int(given["position_ids"].max()))
 
+    with pytest.raises(EvaluationError, match="64 positions"):
+        score_evicted(np.ones(64, np.int64), ENDINGS[:1], backbone, lambda ids: FullCache(), 1)
     for budget, restart in ((12, False), (64, True)):  # and one that is read behind the 64
         with pytest.raises(GenerationError, match="must fit the backbone's 64 positions"):
             write(budget, restart=restart)
@@ -264,20 +265,12 @@ def test_text_goes_on_beyond_the_positions_where_they_restart() -> None:
 IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 8, 7])
 
 
-@pytest.mark.parametrize(
-    ("budget", "kept"),
-    [
-        (1, [9]),
-        (2, [0, 9]),
-        (4, [0, 1, 2, 9]),
-        (7, [0, 1, 2, 3, 7, 8, 9]),
-        (9, [0, 1, 2, 3, 5, 6, 7, 8, 9]),
-        (10, list(range(10))),
-        (99, list(range(10))),
-    ],
-)
-def test_four_sinks_and_the_newest_columns_stay(budget: int, kept: list[int]) -> None:
-    states = torch.zeros(2, 10, 4)
+SINKS = {1: [9], 2: [0, 9], 4: [0, 1, 2, 9], 7: [0, 1, 2, 3, 7, 8, 9], 10: [*range(10)]}
+
+
+@pytest.mark.parametrize("budget", [*SINKS, 99])
+def test_four_sinks_and_the_newest_columns_stay(budget: int) -> None:
+    states, kept = torch.zeros(2, 10, 4), SINKS[min(budget, 10)]
     held = HeldColumns(0, states, states, None)
     assert SinksAndNewest(None).survivors(held, budget).tolist() == [kept, kept]
 
@@ -322,3 +315,110 @@ def test_learned_positions_cannot_be_moved_and_may_be_kept() -> None:
     with pytest.raises(BackboneError, match="leaves columns at their positions"):
         method_of("streaming-llm", gpt2)
     method_of("streaming-llm-kept-positions", gpt2)
+
+
+# The weights of one head over the tokens a b c d, as in the docstring of ``baselines.h2o``.
+WEIGHTS = [[1, 0, 0, 0], [0.6, 0.4, 0, 0], [0.1, 0.5, 0.4, 0], [0.1, 0.2, 0.3, 0.4]]
+
+
+def held_by(weights: list[list[list[float]]], heads: int = 1) -> HeldColumns:
+    """The columns of a layer with so many key/value heads, given weights [A][W][L]."""
+    attention = torch.tensor(weights)
+    states = torch.zeros(heads, attention.shape[-1], 2)
+    return HeldColumns(0, states, states, attention)
+
+
+@pytest.mark.parametrize(
+    ("budget", "kept"),
+    [(1, [3]), (2, [0, 3]), (3, [0, 2, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])],
+)
+def test_half_are_heavy_hitters_and_half_are_new(budget: int, kept: list[int]) -> None:
+    assert HeavyHitters().survivors(held_by([WEIGHTS]), budget).tolist() == [kept]
+
+
+def test_heads_choose_for_themselves_and_query_heads_of_a_group_together() -> None:
+    b_twice = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]]
+    mild = [[1, 0, 0, 0], [0.9, 0.1, 0, 0], [0.9, 0, 0.1, 0], [0.9, 0, 0, 0.1]]
+    found = HeavyHitters().survivors(held_by([WEIGHTS, b_twice, WEIGHTS, mild], heads=2), 2)
+    assert found.tolist() == [[1, 3], [0, 3]]  # b has 4.1 against 2.8 of a
+
+
+class Recorded(HeavyHitters):
+    """H2O that writes down the tokens whose columns stay in the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stayed: list[list[int]] = []
+        self.read = 0  # tokens, by the first layer
+
+    def survivors(self, held: HeldColumns, budget: int) -> Tensor:
+        kept = super().survivors(held, budget)
+        if held.layer == 0:
+            before = self.stayed or [[]] * len(kept)
+            new = range(self.read, self.read + held.keys.shape[1] - len(before[0]))
+            tokens = torch.tensor([[*row, *new] for row in before])
+            self.stayed, self.read = tokens.gather(1, kept).tolist(), new.stop
+        return kept
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@torch.no_grad()
+def test_the_first_layer_keeps_what_an_account_in_lists_keeps(family: str) -> None:
+    """The first layer's queries and keys do not depend on what was dropped elsewhere."""
+    backbone, context = random_backbone(family, torch.float64), torch.from_numpy(LONGER)
+    budget, prompt = 5, 6
+    with eager_attention(backbone.model):
+        weights = backbone.model(context[None], output_attentions=True).attentions[0][0].numpy()
+    policy = Recorded()
+    cache = PolicyCache(backbone, policy)
+    cache.read(context[:prompt], budget)
+    heads = len(policy.stayed)
+    group = len(weights) // heads
+    accounts: list[dict[int, float]] = [{} for _ in range(heads)]
+    for end in range(prompt, len(context) + 1):
+        for head, scores in enumerate(accounts):
+            for query in range(prompt) if end == prompt else [end - 1]:
+                scores[query] = 0.0
+                for of_query in weights[head * group : (head + 1) * group]:
+                    total = sum(of_query[query][column] for column in scores)
+                    for column in scores:  # what is left of the softmax without dropped columns
+                        scores[column] += of_query[query][column] / total
+            recent = sorted(scores)[-3:]
+            older = sorted(set(scores) - set(recent), key=lambda column: -scores[column])
+            accounts[head] = {c: scores[c] for c in sorted([*older[:2], *recent])}
+        assert policy.stayed == [list(scores) for scores in accounts]
+        if end < len(context):
+            cache.read(context[end : end + 1], budget)
+    assert any(held != list(range(5, 10)) for held in policy.stayed)
+
+
+def seen_by(weights: list[list[float]], heavy: int, newest: int) -> list[set[int]]:
+    """Columns that each query of one head sees, as H2O's code for lm-eval has it, in lists."""
+    tokens, scores, found = len(weights), [0.0] * len(weights), []
+    for query in range(tokens):
+        if query < heavy:
+            hitters = set(range(query + 1))
+        else:
+            best = sorted(range(tokens), key=lambda column: -scores[column])[: heavy - 1]
+            hitters = {*best, query}
+        scores = [score + weight for score, weight in zip(scores, weights[query], strict=True)]
+        if query >= heavy:
+            scores = [score if column in hitters else 0.0 for column, score in enumerate(scores)]
+        found.append(
+            {c for c in hitters if c <= query} | {*range(max(0, query - newest), query + 1)}
+        )
+    return found
+
+
+@pytest.mark.parametrize(("heavy", "newest"), [(0, 2), (1, 1), (3, 0), (4, 2)])
+def test_masked_queries_see_hitters_and_the_newest(heavy: int, newest: int) -> None:
+    torch.manual_seed(5)
+    logits = torch.randn(2, 12, 12).masked_fill(torch.ones(12, 12).triu(1).bool(), -torch.inf)
+    weights = logits.softmax(-1)
+    mask = heavy_hitter_mask(weights, heavy, newest)
+    for head in range(2):
+        if heavy:
+            expected = seen_by(weights[head].tolist(), heavy, newest)
+        else:
+            expected = [set(range(max(0, query - newest), query + 1)) for query in range(12)]
+        assert [set(row.nonzero().view(-1).tolist()) for row in mask[head]] == expected

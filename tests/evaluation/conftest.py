@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 
 # lm-eval is the `eval` extra.
 NEEDS_LM_EVAL = (
-    "generation_contract", "harness", "harness_questions", "model_args", "paired_results",
-    "scoring", "stock_tasks", "tasks", "text_metrics",
+    "generation_contract", "harness", "harness_questions", "lm_eval_command", "model_args",
+    "paired_results", "scoring", "tasks", "text_metrics",
 )  # fmt: skip
 collect_ignore = [] if find_spec("lm_eval") else [f"test_{name}.py" for name in NEEDS_LM_EVAL]
 
@@ -105,12 +105,6 @@ def checkpoint_path(backbone_path: Path, tmp_path_factory: pytest.TempPathFactor
     path = tmp_path_factory.mktemp("checkpoint") / "tiny"
     Checkpoint.of(fresh_model(backbone, spans, seed=3)).recommending("prompt").save(path)
     return path
-
-
-@pytest.fixture(scope="session")
-def other_backbone() -> Callable[[Path], Path]:
-    """Save a backbone of the same shape with other weights."""
-    return lambda directory: save_backbone(directory, seed=9)
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-"""Alignment with raw predictions, against naive loops over lists and forwards from scratch."""
+"""Alignment with raw predictions and damage of rules, against naive loops and forwards anew."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -16,13 +15,14 @@ from torch import Tensor
 from support.engine_matrix import families, from_scratch, module_for, tiny_backbone
 from support.family_configs import EXACT
 from support.merged_models import placed
-from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
-from umim_core.errors import NumericalError
+from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation import alignment
 from umim_core.evaluation.alignment import METRICS, evaluate_alignment, row_divergence, row_metrics
 from umim_core.evaluation.paired_differences import ratio_error
+from umim_core.evaluation.rule_damage import measure_damage
 from umim_core.merging.merged_model import MergedModel
+from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -134,28 +134,28 @@ def test_ties_are_broken_by_id_in_teacher_and_student(rows: list[list[float]]) -
 
 
 VOCAB = 12
-NESTED = [(1, 2), (1, 2, 3, 4), (5, 6, 7), (5, 6), (8, 9, 10), (9, 10)]
-FLAT = [(1, 2, 3, 4), (5, 6, 7), (8, 9)]
+NESTED = [
+    (1, 2), (1, 2, 3, 4), (5, 6, 7), (5, 6), (8, 9, 10), (9, 10), (2, 2), (1, 2, 3, 4, 5, 6)
+]  # fmt: skip
+FLAT = [(1, 2, 3, 4), (5, 6, 7), (8, 9), (3, 1, 3, 1, 3, 1)]
 
 
-def build(dtype: torch.dtype = torch.float64, vocab: int = VOCAB) -> Backbone:
-    return tiny_backbone(families(64)["llama"](), vocab, dtype, "sdpa")
+def model_of(spans: list[tuple[int, ...]], family: str = "llama") -> MergedModel:
+    """A random model; a head of ``phi`` adds a bias, here one that is not zero."""
+    config = EXACT["phi"]() if family == "phi" else families(64)[family]()
+    backbone = tiny_backbone(config, VOCAB, torch.float64, "sdpa")
+    if backbone.head_bias is not None:
+        with torch.no_grad():
+            backbone.head_bias.copy_(torch.linspace(-2.0, 2.0, VOCAB))
+    assert (backbone.head_bias is not None) == (family == "phi")
+    return MergedModel(backbone, module_for(backbone, 6), Matcher(RuleSet.from_spans(spans)))
 
 
-def build_with_head_bias() -> Backbone:
-    """A model whose head adds a bias that is not zero."""
-    backbone = tiny_backbone(EXACT["phi"](), VOCAB, torch.float64, "sdpa")
-    assert backbone.head_bias is not None
-    with torch.no_grad():
-        backbone.head_bias.copy_(torch.linspace(-2.0, 2.0, VOCAB))
-    return backbone
-
-
-def random_rows() -> list[np.ndarray]:
+def rows_of(spans: list[tuple[int, ...]]) -> list[np.ndarray]:
     """Rows full of spans, of different lengths; the last has none."""
     rng = np.random.default_rng(0)
-    spans = [np.array(span) for span in (*NESTED, (0,), (11,), (3, 1))]
-    rows = [np.concatenate([spans[i] for i in rng.integers(0, len(spans), 12)]) for _ in range(3)]
+    parts = [np.array(span) for span in (*spans, (0,), (11,), (3, 1))]
+    rows = [np.concatenate([parts[i] for i in rng.integers(0, len(parts), 9)]) for _ in range(3)]
     return [*rows, np.array([1, 2, 3, 4]), np.array([0, 11, 0])]
 
 
@@ -164,22 +164,20 @@ def joined(values: list[dict[str, Tensor]]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("make", "spans", "unit_positions"),
-    [
-        *product([build], [NESTED, FLAT], ["compact", "preserved"]),
-        (build_with_head_bias, FLAT, "compact"),
-    ],
+    ("family", "spans", "unit_positions"),
+    [*product(["llama"], [NESTED, FLAT], ["compact", "preserved"]), ("phi", FLAT, "compact")],
 )
 @torch.no_grad()
 def test_both_sets_of_rows_equal_forwards_from_scratch(
-    make: Callable[[], Backbone],
+    family: str,
     spans: list[tuple[int, ...]],
     unit_positions: UnitPositions,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(alignment._HEAD_ROWS, "cpu", 7)  # several chunks of logits a batch
-    backbone, matcher, rows = make(), Matcher(RuleSet.from_spans(spans)), random_rows()
-    module, aligned, states, by_row = module_for(backbone), [], [], []
+    merged_model, rows = placed(model_of(spans, family), unit_positions), rows_of(spans)
+    backbone, matcher = merged_model.backbone, merged_model.require_matcher()
+    module, aligned, states, by_row = merged_model.module, [], [], []
     for row in rows:
         by_row.append([])
         starts, lengths = matcher.segment(row)
@@ -195,7 +193,6 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
             states.append(values)
             aligned += [values] if t in unit_ends else []
             by_row[-1] += [values] if t in unit_ends else []
-    merged_model = placed(MergedModel(backbone, module, matcher), unit_positions)
     found = evaluate_alignment(rows, merged_model, batch_size=2)
     assert (found.aligned_rows, found.state_rows) == (len(aligned), len(states))
     assert len(aligned) < len(states)
@@ -203,18 +200,79 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
     assert found.state_means == pytest.approx(joined(states), abs=1e-9)
     assert found.means["kl"] != pytest.approx(found.state_means["kl"], abs=1e-4)
     assert found.metrics()["kl_states"] == found.state_means["kl"]
-    assert found.errors == pytest.approx(
-        {name: ratio_error(*zip(*sums_by_row(by_row, name), strict=True)) for name in METRICS}
-    )
+    for name in METRICS:
+        sums = [sum(float(value[name]) for value in row) for row in by_row]
+        assert found.errors[name] == pytest.approx(ratio_error(sums, list(map(len, by_row))))
 
 
-def sums_by_row(by_row: list[list[dict[str, Tensor]]], name: str) -> list[tuple[float, int]]:
-    return [(sum(float(value[name]) for value in row), len(row)) for row in by_row]
+Damage = dict[tuple[int, ...], list[float]]  # rule -> occurrences, merges, KL
 
 
-def test_weights_that_are_not_finite_are_reported() -> None:
-    backbone, matcher = build(), Matcher(RuleSet.from_spans(NESTED))
-    module = module_for(backbone)
-    module.norm_o.weight.fill_(math.nan)
+def by_rule(table: DamageTable) -> Damage:
+    spans = [tuple(ids) for n in table.rules.orders for ids in table.rules.ids_by_order[n].tolist()]
+    values = zip(table.occurrences, table.merges, table.kl, strict=True)
+    return {span: list(map(float, found)) for span, found in zip(spans, values, strict=True)}
+
+
+def by_hand(merged_model: MergedModel, rows: list[np.ndarray], window: int) -> Damage:
+    """The rule of the module's docstring, one forward a state."""
+    backbone, matcher = merged_model.backbone, merged_model.require_matcher()
+    found: Damage = {
+        tuple(ids): [0.0, 0.0, 0.0]
+        for n in matcher.rules.orders
+        for ids in matcher.rules.ids_by_order[n].tolist()
+    }
+    for row in rows:
+        whole = set(zip(*(part.tolist() for part in matcher.segment(row)), strict=True))
+        for t in range(len(row)):
+            prefix = row[: t + 1]
+            units = list(zip(*(part.tolist() for part in matcher.segment(prefix)), strict=True))
+            start, length = units[-1]
+            if length > 1:
+                rule = tuple(prefix[start:].tolist())
+                found[rule][0] += 1
+                found[rule][1] += (start, length) in whole
+            merged = [unit for unit in units[-window:] if unit[1] > 1]
+            if not merged:
+                continue
+            start, length = merged[-1]
+            prompt = (matcher, [prefix.tolist()])
+            ((student, _),) = from_scratch(backbone, merged_model.module, [prompt])
+            teacher = backbone.model(torch.tensor(prefix)[None]).logits[0, -1]
+            kl = row_metrics(teacher[None], student[None])["kl"]
+            found[tuple(prefix[start : start + length].tolist())][2] += float(kl)
+    return found
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("spans", [NESTED, FLAT])
+@torch.no_grad()
+def test_every_state_goes_to_its_last_merge_within_the_window(
+    spans: list[tuple[int, ...]], window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(alignment._HEAD_ROWS, "cpu", 7)  # several chunks of logits a batch
+    merged_model, rows = model_of(spans), rows_of(spans)
+    found = by_rule(measure_damage(rows, merged_model, window=window, batch_size=2))
+    wanted = by_hand(merged_model, rows, window)
+    assert found.keys() == wanted.keys()
+    for rule, values in wanted.items():
+        assert found[rule] == pytest.approx(values, abs=1e-9), rule
+    hidden = sum(occurrences - merges for occurrences, merges, _ in found.values())
+    assert (hidden > 0) is (spans is NESTED)
+
+
+def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    merged_model = model_of(FLAT)
+    for rows in ([], [np.array([0, 11, 0])]):
+        for measure in (measure_damage, evaluate_alignment):
+            with pytest.raises(EvaluationError, match=f"some rule must match .* {len(rows)} rows"):
+                measure(rows, merged_model)
+    merged_model.require_module().norm_o.weight.fill_(math.nan)
+    with pytest.raises(NumericalError, match="every divergence must be finite"):
+        measure_damage(rows_of(FLAT), merged_model)
     with pytest.raises(NumericalError, match="alignment metric must be finite"):
-        evaluate_alignment(random_rows(), MergedModel(backbone, module, matcher))
+        evaluate_alignment(rows_of(FLAT), merged_model)
+    with monkeypatch.context() as patched, pytest.raises(AssertionError):
+        places = RuleSet.places  # those of other rules
+        patched.setattr(RuleSet, "places", lambda self, spans: places(self, spans)[::-1])
+        measure_damage(rows_of(NESTED), model_of(NESTED))

@@ -30,7 +30,6 @@ from umim_core.evaluation.tasks.lm_eval_tasks import (
     standing_for_the_hub,
 )
 from umim_core.store.artifacts import directory_digest
-from umim_core.task_sets.spec import Question
 
 Row = Mapping[str, object]
 
@@ -128,16 +127,6 @@ def test_questions_are_those_that_lm_eval_asks(
             assert question.gold == (target if isinstance(target, int) else int(str(target)))
             assert question.id == str(doc.get("id", ""))
     assert form.part == "context"
-
-
-def test_the_answers_are_those_of_the_rows(hub: Path) -> None:
-    _, found = harness_questions("arc_easy", hub)
-    whole = ("Question: What is 7?\nAnswer:", ("iron 7", "wood", "tin"), 1, "q7")
-    assert found["test"][0] == Question(*whole)
-    assert [question.gold for question in found["train"]] == [0, 1, 2, 0, 1]
-    _, found = harness_questions("hellaswag", hub)
-    assert found["test"][1].gold == 1
-    assert found["test"][1].choices[:2] == (" slides down.", "sings. again.")
 
 
 @pytest.mark.parametrize("name", ["ai2_arc", "mmlu", "arc_easier"])

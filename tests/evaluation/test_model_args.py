@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.evaluation.conftest import save_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import CheckpointError, ConfigError, GenerationError
@@ -80,12 +80,9 @@ def test_arguments_of_the_model_win_over_those_of_the_command(checkpoint_path: P
 
 
 def test_another_backbone_is_taken_for_a_reason(
-    checkpoint_path: Path,
-    tmp_path: Path,
-    other_backbone: Callable[[Path], Path],
-    caplog: pytest.LogCaptureFixture,
+    checkpoint_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = str(other_backbone(tmp_path / "other"))
+    other = str(save_backbone(tmp_path, seed=9))
     reason = "it is quantised"
     UmimLM(str(checkpoint_path), backbone=other, device="cpu", allow_backbone_mismatch=reason)
     assert f"not the checkpoint's own backbone: {reason}" in caplog.text
@@ -95,16 +92,13 @@ COMMANDS = ["/bin/lm-eval", "C:/Scripts/lm_eval.exe", "/lib/lm_eval/__main__.py"
 
 
 def test_errors_end_the_command_with_one_line(
-    checkpoint_path: Path,
-    tmp_path: Path,
-    other_backbone: Callable[[Path], Path],
-    monkeypatch: pytest.MonkeyPatch,
+    checkpoint_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command in COMMANDS:
         monkeypatch.setattr(sys, "argv", [command, "--model", "umim"])
         with pytest.raises(SystemExit, match=r"^umim: error: a checkpoint must be .*nosuch.*$"):
             UmimLM.create_from_arg_string("checkpoint=nosuch")
-    other = f"backbone={other_backbone(tmp_path / 'other')},device=cpu"
+    other = f"backbone={save_backbone(tmp_path, seed=9)},device=cpu"
     for arguments, message in {
         "checkpont=umim-docs-llama": r"got checkpont\. Did you mean 'checkpoint'\?$",
         f"checkpoint={checkpoint_path},{other}": r"^umim: error: this checkpoint belongs to .*$",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -48,23 +48,16 @@ def request(context: list[int], continuation: list[int]) -> Request:
     return Request(np.array(context, np.int64), np.array(continuation, np.int64))
 
 
-def test_answers_to_one_context_share_a_forward_and_keep_their_order() -> None:
+def test_answers_to_one_context_of_the_same_parts_share_a_forward_in_their_order() -> None:
     model, forwards = scorer("prompt"), []
-    shared = [1, 2, 11, 12, 13, 14, 15]
+    shared = [1, 2, 11, 1, 2, 14, 15]
     requests = [request([1, 3], [4]), *(request(shared, [a, a + 1]) for a in (5, 6, 7))]
+    requests += [replace(requests[1], parts=parts) for parts in ((), ((3, 5),))]
     together = model.score(requests, 8, forwards.append)
-    assert forwards == [4]
+    assert forwards == [6]
+    assert [score.sizes.context_units for score in together] == [2, 5, 5, 5, 7, 6]
     alone = [scorer("prompt").score([r], 1)[0].log_prob for r in requests]
     assert [s.log_prob for s in together] == pytest.approx(alone, abs=1e-5)
-
-
-def test_contexts_of_which_other_parts_may_merge_are_read_apart() -> None:
-    ids, parts = np.array([1, 2, 11, 1, 2]), (None, (), ((3, 5),))
-    requests = [Request(ids, np.array([4]), parts=part) for part in parts]
-    together = scorer("prompt").score(requests, 8)
-    assert [score.sizes.context_units for score in together] == [3, 5, 4]
-    alone = [scorer("prompt").score([each], 1)[0].log_prob for each in requests]
-    assert [score.log_prob for score in together] == pytest.approx(alone, abs=1e-5)
 
 
 def test_continuations_share_a_row_where_that_costs_less(rng: np.random.Generator) -> None:
@@ -200,38 +193,27 @@ def test_reducers_get_the_question_and_the_cue_stays(
 
 
 @pytest.mark.parametrize("budget", [{}, {"match": "umim"}, {"target_tr": 0.4}])
-def test_a_method_scores_through_lm_eval(checkpoint_path: Path, budget: dict[str, Any]) -> None:
+def test_a_method_scores_and_generates_behind_what_stays(
+    checkpoint_path: Path, budget: dict[str, Any]
+) -> None:
     model = UmimLM(checkpoint_path, method="truncation", dtype="float32", **budget)
-    context = model.backbone.encode(PROMPT)
-    answer = model.backbone.encode(" mat")
-    [(score, _)] = model.loglikelihood(likelihoods([(PROMPT, " mat")]))
+    context, answer = (model.backbone.encode(text) for text in (PROMPT, " mat"))
     stay = len(model.merged_model.segment(np.array(context))[0])
     if "target_tr" in budget:
         stay = len(context) - round(0.4 * len(context))
     assert stay < len(context)
+    [(score, _)] = model.loglikelihood(likelihoods([(PROMPT, " mat")]))
     assert score == pytest.approx(model_score(model.backbone, context[-stay:], answer), abs=1e-4)
-    info = model.get_model_info()["umim"]
-    named = {"method": "truncation", "target_tr": budget.get("target_tr")}
-    assert {name: info.get(name) for name in named} == named
-    assert ("target_tr" in info) == ("target_tr" in budget)  # the key of a cache of answers
-    assert info["context_token_reduction"] == pytest.approx(1 - stay / len(context))
-
-
-@pytest.mark.parametrize("target", [None, 0.4])
-def test_behind_a_reduced_prompt_the_model_decodes_what_stays(
-    checkpoint_path: Path, target: float | None
-) -> None:
-    model = UmimLM(checkpoint_path, method="truncation", target_tr=target, dtype="float32")
-    context = model.backbone.encode(PROMPT)
-    stay = len(model.merged_model.segment(np.array(context))[0])
-    stay = stay if target is None else len(context) - round(target * len(context))
     [text] = model.generate_until(generation([PROMPT], **GREEDY))
     kept = torch.tensor([context[-stay:]])
     out = model.backbone.model.generate(kept, max_new_tokens=5, do_sample=False, pad_token_id=0)
     assert text == model.backbone.decode(out[0, stay:].tolist())
     assert isinstance(text, GeneratedText)
     assert text.reductions["prompt_tr"] == pytest.approx(1 - stay / len(context)) != 0.0
-    assert model.realised["context_token_reduction"] == pytest.approx(1 - stay / len(context))
+    info = model.get_model_info()["umim"]
+    assert info["method"] == "truncation" and info.get("target_tr") == budget.get("target_tr")
+    assert ("target_tr" in info) == ("target_tr" in budget)  # the key of a cache of answers
+    assert info["context_token_reduction"] == pytest.approx(1 - stay / len(context))
 
 
 def test_span_eviction_generates_as_the_engine_does(checkpoint_path: Path) -> None:

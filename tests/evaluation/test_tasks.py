@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lm_eval.tasks
+import numpy as np
 import pytest
 import torch
 from lm_eval.api.instance import Instance
@@ -15,18 +17,26 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from support.harness_files import write_data_set
+from support.tiny_table import write_questions
+from tasks.stages.adaptation import compared
 from tests.evaluation.conftest import byte_tokenizer, task_config
-from umim_core.errors import EvaluationError
+from umim_core.adaptation.choices import EncodedQuestion, encode_questions
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation import tasks
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.questions import (
+    ChoiceScores,
     _hit_per_token,
     described,
     evaluate_task,
+    score_choices,
     score_range,
     shard_seed,
 )
+from umim_core.evaluation.sizes import Sizes
 from umim_core.evaluation.tasks.lm_eval_tasks import (
     NOT_RUN,
     GenerationTask,
@@ -39,9 +49,11 @@ from umim_core.evaluation.tasks.lm_eval_tasks import (
     run_task,
 )
 from umim_core.evaluation.text_metrics import BERTSCORE, code_tests, contest_answer, find_metrics
+from umim_core.merging.merged_model import MergedModel
+from umim_core.model.umim import UMIM
 from umim_core.store.disk import write_rows
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet, Wish
-from umim_core.task_sets.spec import TASKS
+from umim_core.task_sets.spec import TASKS, read_questions
 
 PROBLEMS = [
     {"ID": "1", "Problem": "the cat sat", "Solution": "x", "Answer": 27},
@@ -114,6 +126,7 @@ def test_every_task_has_a_file_for_lm_evals_command() -> None:
     names = {path.stem for path in Path(folder).glob("*.yaml")}
     assert {*TASKS.names(), *GENERATION_TASKS.names()} <= names
     index = TaskManager(include_path=folder, include_defaults=False).task_index
+    assert "umim_ruler" in index  # a tag
     for name in names:
         made = own_config(name)
         assert made is not None and made["task"] == name and knows_task(name)
@@ -313,29 +326,6 @@ def test_a_tokenizer_alone_measures_texts_for_a_model_of_unknown_context(
     assert generation_config(OWN, metadata)["metadata"]["context"] == 48  # type: ignore[index]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("merge", ["prompt", "all"])
-def test_a_generated_task_runs_to_its_end_by_name(merge: str, tmp_path: Path) -> None:
-    (folder,) = tasks.__path__
-    metadata = {"checkpoint": "umim-docs-llama", "task_questions": 3, "task_new_tokens": 8}
-    manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
-    names = ["umim_ruler", "umim_multidoc_2k"]
-    found = evaluate(UmimLM("umim-docs-llama", merge=merge), manager.load(names), limit=2)
-    assert found is not None
-    results = found["results"]
-    for name in ("umim_ruler_4k", "umim_ruler_8k", "umim_ruler_16k"):
-        assert results[name]["recall,none"] == NOT_RUN
-    for name, figure in (
-        ("umim_ruler_1k", "recall"),
-        ("umim_ruler_2k", "recall"),
-        ("umim_multidoc_2k", "substring_match"),
-    ):
-        assert 0 <= results[name][f"{figure},none"] <= 1
-        assert results[name]["prompt_tr,none"] > 0
-        assert (results[name]["gen_kv_tr,none"] > 0) <= (merge == "all")
-        assert len(found["samples"][name]) == 2
-
-
 WORDS = [f"w{number}" for number in range(1, 10)]
 
 
@@ -427,3 +417,54 @@ def test_code_is_run_only_when_lm_evals_command_confirms_it(
     assert len(sample["filtered_resps"][0]) == 4
     figures = found["results"]["umim_humaneval"]
     assert figures["pass@1,none"] == figures["pass@4,none"] == 0.0
+
+
+BASE = ChoiceScores([[-1.0, -2.0], [-1.0, -2.0], [-3.0, -2.5]], [0, 1, 1], Sizes(16, 16, 10, 10))
+MERGED = ChoiceScores([[-1.0, -2.0], [-3.0, -2.0], [-2.0, -2.5]], [0, 1, 1], Sizes(16, 14, 10, 8))
+
+
+def test_figures_of_a_hand_made_case() -> None:
+    assert MERGED.hits() == [1.0, 1.0, 0.0] and BASE.hits() == [1.0, 0.0, 1.0]
+    assert MERGED.margins() == [1.0, 1.0, -0.5]
+    found = compared(MERGED, BASE)
+    assert found["token_reduction"] == pytest.approx(0.2)
+    assert found["input_reduction"] == pytest.approx(2 / 16)
+    assert found["accuracy"] == pytest.approx(2 / 3) and found["difference"] == 0.0
+    assert found["difference_se"] == pytest.approx((2 / 2) ** 0.5 / 3**0.5)  # steps 0, 1, -1
+    assert (found["gained"], found["lost"]) == (1.0, 1.0)
+    assert found["margin_difference"] == pytest.approx((0.0 + 2.0 - 1.0) / 3)
+    assert "difference" not in compared(BASE, None)
+    tied = ChoiceScores([[-1.0, -1.0], [-1.0, -1.0]], [0, 1], Sizes(8, 8, 4, 4))
+    assert tied.hits() == [1.0, 0.0] and tied.margins() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("merge", ["none", "prompt"])
+def test_accuracy_and_reduction_are_those_of_lm_eval(
+    tiny_umim: UMIM, tiny_checkpoint: Path, tmp_path: Path, merge: str
+) -> None:
+    data = write_questions(tmp_path)
+    form = TASKS.find(DEFAULT_TASK).form
+    merged_model = tiny_umim.merged_model if merge == "prompt" else tiny_umim.merged_model.base()
+    encode = merged_model.backbone.encode
+    questions = encode_questions(read_questions(data / "test.jsonl"), encode, form, 60)
+    expected = evaluate_task(tiny_checkpoint, merge=merge, data=data)  # type: ignore[arg-type]
+    for batch in (1, 3):
+        found = score_choices(questions, merged_model, batch)
+        assert sum(found.hits()) / len(found.golds) == pytest.approx(expected["acc_tok"])
+        if merge == "prompt":
+            reduction = found.total.context_token_reduction
+            assert 0 < reduction == pytest.approx(expected["context_token_reduction"])
+        else:
+            assert found.total.context_token_reduction == 0.0
+
+
+def test_what_has_no_score_is_refused(tiny_llama: Backbone) -> None:
+    broken = copy.deepcopy(tiny_llama.model)
+    merged_model = MergedModel(wrap_backbone(broken, tiny_llama.tokenizer), None, None)
+    with torch.no_grad():
+        broken.get_output_embeddings().weight[7] = float("nan")
+    question = EncodedQuestion(np.array([1, 2]), (np.array([3]), np.array([4])), 0)
+    with pytest.raises(EvaluationError, match="a task must have questions"):
+        score_choices([], merged_model, 1)
+    with pytest.raises(NumericalError, match="every log-probability must be finite"):
+        score_choices([question], merged_model, 1)

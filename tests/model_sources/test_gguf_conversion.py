@@ -1,9 +1,11 @@
-"""GGUF files become directories that hold the same model, and are written of such; or refused."""
+"""GGUF files become directories that hold the same model, once per content, and are written."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 import struct
 import time
 from pathlib import Path
@@ -16,13 +18,16 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from support.gguf_files import TEMPLATE, tiny_bpe, write_gguf
+from support.gguf_files import TEMPLATE, tiny_bpe, tiny_llama, write_gguf
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.fingerprint import backbone_identity
+from umim_core.backbone.tokenizer_files import load_tokenizer, quantisation_note
 from umim_core.errors import BackboneError
 from umim_core.model_sources import gguf_writing
 from umim_core.model_sources.gguf_conversion import convert_gguf
 from umim_core.model_sources.gguf_file import read_gguf
+from umim_core.model_sources.model_cache import gguf_directory
 from umim_core.store.artifacts import directory_digest
 
 PIPELINE = tiny_bpe()
@@ -106,16 +111,6 @@ def test_llama_3_scaling_is_read_from_its_divisors(tmp_path: Path) -> None:
     assert torch.equal(found(ids).logits, model(ids).logits)
 
 
-def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
-    source = write_gguf(tmp_path / "m.gguf", tiny_model(), PIPELINE, kind="Q8_0")
-    digests = set()
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        convert_gguf(source, tmp_path / name)
-        digests.add(directory_digest(tmp_path / name))
-    assert len(digests) == 1
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -139,7 +134,7 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
             for key in ("rope.freq_base", "attention.layer_norm_rms_epsilon")
             for value in (0.0, -1.0, float("nan"), float("inf"))
         ),
-        ({"entries": {"llama.attention.head_count_kv": 3}}, "number of heads of keys; got 32, 4"),
+        ({"entries": {"llama.attention.head_count_kv": 3}}, "they by the heads of keys; got 32, 4"),
         ({"entries": {"llama.block_count": 3}}, "lacks blk.2.attn_norm.weight"),
         ({"entries": {"llama.block_count": 1}}, "the tensor blk.1"),
         ({"entries": {"llama.block_count": None}}, "lacks llama.block_count"),
@@ -258,23 +253,6 @@ def test_a_file_comes_back_as_the_directory(
     assert file.text("general.name") == "Tiny"
 
 
-def test_rotary_rows_stand_as_llama_cpp_wants_them(tmp_path: Path) -> None:
-    source = directory(tmp_path / "model", "llama")
-    gguf_writing.write_gguf(source, tmp_path / "ours.gguf", "Tiny")
-    ours = read_gguf(tmp_path / "ours.gguf")
-    wanted = read_gguf(write_gguf(tmp_path / "theirs.gguf", tiny_model(), PIPELINE))
-    assert ours.tensors.keys() == wanted.tensors.keys()
-    for name, tensor in wanted.tensors.items():
-        assert (ours.tensors[name].values() == tensor.values()).all(), name
-    shared = set(wanted.metadata) - {"tokenizer.ggml.tokens", "tokenizer.ggml.token_type"}
-    same = {key for key in shared if ours.metadata.get(key) == wanted.metadata[key]}
-    assert shared - same <= {
-        "tokenizer.ggml.padding_token_id",
-        "tokenizer.ggml.unknown_token_id",
-        "GGUF.version",
-    }
-
-
 @pytest.mark.parametrize(
     ("family", "sizes", "message"),
     [
@@ -305,3 +283,105 @@ def test_a_tokenizer_that_splits_otherwise_is_refused(tmp_path: Path) -> None:
     (source / "tokenizer.json").write_text(json.dumps(pipeline))
     with pytest.raises(BackboneError, match="of tokenizers that split as"):
         gguf_writing.write_gguf(source, tmp_path / "model.gguf", "Tiny")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UMIM_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "records"))
+    return tmp_path / "models"
+
+
+def make(path: Path, seed: int = 0) -> Path:
+    return write_gguf(path, tiny_llama(PIPELINE, seed), PIPELINE, kind="Q8_0")
+
+
+@pytest.fixture
+def file(tmp_path: Path, cache: Path) -> Path:
+    return make(tmp_path / "own.gguf")
+
+
+def conversions(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("converting" in record.getMessage() for record in caplog.records)
+
+
+def test_a_backbone_may_be_a_gguf_file(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    backbone = load_backbone("own.gguf")
+    assert backbone.name == "own.gguf"
+    assert backbone.decode(backbone.encode("the cat 24")) == "the cat 24"
+    other = load_backbone(str(gguf_directory(file)))
+    assert backbone.fingerprint == other.fingerprint
+    assert torch.equal(backbone.embedding_weight, other.embedding_weight)
+    assert backbone_identity("own.gguf", None) == backbone_identity(other.name, None)
+    assert "own.gguf was quantised (Q8_0 " in quantisation_note("own.gguf")
+    assert quantisation_note("umim-docs-llama") == ""
+
+
+def test_a_file_of_the_models_folder_is_found_by_its_name(file: Path, cache: Path) -> None:
+    with pytest.raises(BackboneError, match=rf"Put it into {cache}, or name its path"):
+        load_tokenizer("own.gguf")
+    cache.mkdir(exist_ok=True)
+    file.rename(cache / "own.gguf")
+    assert backbone_identity("own.gguf", None) == backbone_identity(str(cache / "own.gguf"), None)
+    with pytest.raises(BackboneError):  # another folder was meant
+        load_tokenizer("elsewhere/own.gguf")
+
+
+def test_a_file_is_converted_once_under_any_name(
+    file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_tokenizer(str(file))
+    load_backbone(str(file))
+    shutil.copy(file, tmp_path / "copy.gguf")
+    assert gguf_directory(tmp_path / "copy.gguf") == gguf_directory(file)
+    assert conversions(caplog) == 1
+
+
+def test_a_file_that_changes_while_it_is_converted_is_refused(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(path: Path, out: Path) -> None:
+        convert_gguf(path, out)
+        before = path.stat()
+        make(path, seed=1)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    monkeypatch.setattr("umim_core.model_sources.model_cache.convert_gguf", convert)
+    with pytest.raises(BackboneError, match="must stay as it is while it is converted"):
+        gguf_directory(file)
+    assert [*cache.glob("gguf-*/")] == []
+
+
+def test_a_damaged_conversion_is_made_again(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = gguf_directory(file)
+    before = directory_digest(directory)
+    (directory / "model.safetensors").write_bytes(b"torn")
+    assert directory_digest(gguf_directory(file)) == before
+    assert conversions(caplog) == 2
+    assert " is built again: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("absent.gguf", "a file that does not exist. Put it into "),
+        ("folder", "a folder of 2 GGUF files. Name the file: folder/a.gguf, folder/b.gguf"),
+        ("text.txt", "a file. Name a .gguf file or a model's directory"),
+        ("no.gguf", "must start with the letters GGUF"),
+    ],
+)
+def test_what_is_no_model_is_named(
+    name: str, said: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for part in ("folder/a.gguf", "folder/b.gguf", "text.txt", "no.gguf"):
+        (tmp_path / part).write_text("no model")
+    for load in (load_tokenizer, load_backbone):
+        with pytest.raises(BackboneError) as error:
+            load(name)
+        assert said in str(error.value)
+    assert not cache.exists() or not [*cache.glob("gguf-*")]

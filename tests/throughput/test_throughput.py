@@ -22,16 +22,10 @@ from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput import throughput
-from umim_core.throughput.break_even import (
-    Phase,
-    ThroughputRow,
-    break_even,
-    pays_from,
-)
+from umim_core.throughput.break_even import Phase, ThroughputRow, break_even, pays_from
 from umim_core.throughput.roofline import ForwardCost, Roofline
 from umim_core.throughput.throughput import (
     FixedSpans,
-    Prompts,
     cut_prompts,
     measure_throughput,
     time_run,
@@ -143,13 +137,6 @@ def test_costs_and_bounds_are_the_printed_formulas() -> None:
     inside = replace(cost, raw_layers=1)  # half of the layers read and hold every token
     mean = (cost.prefill_flops(40, 40) + cost.prefill_flops(10, 10)) / 2
     assert inside.prefill_flops(10, 40) == mean and inside.columns(40, 10) == 25
-
-
-def test_fixed_pairs_close_on_every_second_generated_token() -> None:
-    engine = Engine(MergedModel(tiny(), MergeModule(16), FixedSpans()))
-    run = time_run(engine, Prompts(IDS[None, :8]), 6)
-    assert run.cache_lengths.tolist() == [[4, 5, 5, 6, 6, 7]]
-    assert run.prefill > 0 and run.decode > 0
 
 
 def test_a_request_is_prefill_and_decode(rows: list) -> None:

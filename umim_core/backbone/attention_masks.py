@@ -35,11 +35,9 @@ def attention_window(config: PreTrainedConfig) -> int | None:
         if "sliding_window" in options and "number_of_states" not in options:
             windows.append(int(options["sliding_window"]))
         elif layer_type != "full_attention":
-            raise GenerationError(
-                "every layer of a backbone must be full or sliding-window attention",
-                layer_type,
-                "Recurrent states cannot be rolled back; use an attention-only backbone.",
-            )
+            rule = "every layer of a backbone must be full or sliding-window attention"
+            remedy = "Recurrent states cannot be rolled back; use an attention-only backbone."
+            raise GenerationError(rule, layer_type, remedy)
     settings = config.to_dict()
     if "local" in (settings.get("attention_layers") or ()):  # GPT-Neo names its windows otherwise
         windows.append(int(settings["window_size"]))
@@ -56,11 +54,8 @@ def check_attention_window(config: PreTrainedConfig, length: int) -> None:
     """
     window = attention_window(config)
     if window is not None and length > window:
-        raise GenerationError(
-            f"rows together must not be longer than the backbone's attention window ({window})",
-            f"{length} units",
-            _SHORTER,
-        )
+        rule = f"rows together must not be longer than the backbone's attention window ({window})"
+        raise GenerationError(rule, f"{length} units", _SHORTER)
 
 
 def step_mask(cache: RowCache, dtype: torch.dtype) -> Tensor | None:

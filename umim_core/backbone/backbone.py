@@ -45,11 +45,7 @@ from umim_core.backbone.model_files import (
     load_complete,
     weight_files,
 )
-from umim_core.backbone.model_identity import (
-    ModelIdentity,
-    cached_weight_lines,
-    model_identity,
-)
+from umim_core.backbone.model_identity import ModelIdentity, cached_weight_lines, model_identity
 from umim_core.backbone.row_cache import RowCache
 from umim_core.backbone.tokenizer_files import (
     FOREIGN_ERRORS,
@@ -248,9 +244,8 @@ class Backbone:
 
     def require_tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:
-            raise BackboneError(
-                "text needs a tokenizer", f"{self.name} has none", "Pass token ids instead."
-            )
+            value, remedy = f"{self.name} has none", "Pass token ids instead."
+            raise BackboneError("text needs a tokenizer", value, remedy)
         return self.tokenizer
 
 
@@ -345,11 +340,8 @@ def _wrap(
     # None where there is no output projection, and where there are no input embeddings
     head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # theirs
     if head is None or model.base_model is model:
-        raise BackboneError(
-            "a backbone must have input embeddings, a trunk and an output projection",
-            type(model).__name__,
-            "Use a causal language model.",
-        )
+        rule = "a backbone must have input embeddings, a trunk and an output projection"
+        raise BackboneError(rule, type(model).__name__, "Use a causal language model.")
     backbone = Backbone(
         name=name,
         revision=revision,
@@ -372,55 +364,40 @@ def check_capabilities(backbone: Backbone) -> None:
     with typed_failures(backbone, "a backbone must answer token ids with logits"):
         plain = _check_head(backbone, n)
     row = _ids(backbone, 0, n)
-    with typed_failures(
-        backbone, "a backbone must read embeddings at given positions, under a 4-D mask"
-    ):
+    rule = "a backbone must read embeddings at given positions, under a 4-D mask"
+    with typed_failures(backbone, rule):
         _check_positions(backbone, row, plain)
-    with typed_failures(
-        backbone, "a backbone must read rows of different lengths on top of a cache"
-    ):
+    rule = "a backbone must read rows of different lengths on top of a cache"
+    with typed_failures(backbone, rule):
         _check_cache(backbone, row, _ids(backbone, n, 2 * n - 2), plain)
 
 
 def _check_parts(backbone: Backbone) -> None:
     """Refuse a model without the parts that the method uses; no forward is run."""
     model = backbone.model
-    devices = {parameter.device for parameter in model.parameters()}
-    _require(
-        backbone,
-        len(devices) == 1 and next(iter(devices)).type != "meta",
-        "all weights of a backbone must be on one device",
-        ", ".join(sorted(map(str, devices))) or "no weights",
-        "Choose a device or a device_map that keeps them together.",
-    )
+    devices = {str(parameter.device) for parameter in model.parameters()}
+    rule = "all weights of a backbone must be on one device"
+    value = ", ".join(sorted(devices)) or "no weights"
+    remedy = "Choose a device or a device_map that keeps them together."
+    _require(backbone, len(devices) == 1 and devices != {"meta"}, rule, value, remedy)
+    remedy = "Quantise the blocks only, and leave embeddings and output projection as they are."
     for what, module in (("input embeddings", backbone.embedding), ("head", backbone.projection)):
         weight = getattr(module, "weight", None)
-        _require(
-            backbone,
-            isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point(),
-            f"the {what} of a backbone must have a floating weight matrix",
-            type(module).__name__,
-            "Quantise the blocks only, and leave embeddings and output projection as they are.",
-        )
+        rule = f"the {what} of a backbone must have a floating weight matrix"
+        fits = isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point()
+        _require(backbone, fits, rule, type(module).__name__, remedy)
     implementation = str(model.config._attn_implementation)
-    _require(
-        backbone,
-        not any(word in implementation for word in _MASKLESS),
-        "a backbone's attention must take an additive mask",
-        implementation,
-        "Load it with attn_implementation='sdpa'.",
-    )
-    _require(
-        backbone,
-        "position_ids" in signature(backbone.trunk.forward).parameters,
-        "a backbone must take position_ids",
-        "its positions follow from columns (ALiBi, for one) or from a state",
-        "Use a model with rotary or learned positions.",
-    )
+    rule = "a backbone's attention must take an additive mask"
+    fits = not any(word in implementation for word in _MASKLESS)
+    remedy = "Load it with attn_implementation='sdpa'."
+    _require(backbone, fits, rule, implementation, remedy)
+    fits = "position_ids" in signature(backbone.trunk.forward).parameters
+    value = "its positions follow from columns (ALiBi, for one) or from a state"
+    remedy = "Use a model with rotary or learned positions."
+    _require(backbone, fits, "a backbone must take position_ids", value, remedy)
     rule = "every layer of a backbone must be full or sliding-window attention"
-    with typed_failures(
-        backbone, rule, "Recurrent states cannot be rolled back; use an attention-only model."
-    ):
+    remedy = "Recurrent states cannot be rolled back; use an attention-only model."
+    with typed_failures(backbone, rule, remedy):
         attention_window(model.config)
 
 
@@ -453,29 +430,19 @@ def _check_head(backbone: Backbone, n: int) -> Tensor:
         logits = backbone.model(input_ids=_ids(backbone, 0, n), use_cache=False).logits
     finally:
         handle.remove()
-    _require(
-        backbone,
-        len(inputs) == 1 and linear[0] <= state_tolerance(backbone),
-        "a backbone's head must be one linear projection",
-        f"{type(backbone.projection).__name__}, called {len(inputs)} times",
-        "Merge adapters into the weights; quantise the blocks only.",
-    )
+    fits = len(inputs) == 1 and linear[0] <= state_tolerance(backbone)
+    rule = "a backbone's head must be one linear projection"
+    value = f"{type(backbone.projection).__name__}, called {len(inputs)} times"
+    remedy = "Merge adapters into the weights; quantise the blocks only."
+    _require(backbone, fits, rule, value, remedy)
     rule = "head(trunk(embedding)) must equal the model's logits"
-    _require(
-        backbone,
-        torch.equal(logits.float(), _ramp(logits).float()),
-        rule,
-        "they are scaled, capped or shifted behind the head",
-        "This architecture changes its logits after the head and is not supported.",
-    )
+    fits = torch.equal(logits.float(), _ramp(logits).float())
+    value = "they are scaled, capped or shifted behind the head"
+    remedy = "This architecture changes its logits after the head and is not supported."
+    _require(backbone, fits, rule, value, remedy)
     states = backbone.hidden(backbone.embed(_ids(backbone, 0, n)))
-    _same(
-        backbone,
-        rule,
-        states,
-        inputs[0],
-        "This architecture changes its embeddings or states outside its trunk.",
-    )
+    remedy = "This architecture changes its embeddings or states outside its trunk."
+    _same(backbone, rule, states, inputs[0], remedy)
     return states
 
 
@@ -495,13 +462,9 @@ def _check_positions(backbone: Backbone, row: Tensor, plain: Tensor) -> None:
     positions = torch.stack([compact, columns])
     embeddings = backbone.embed(row).expand(2, -1, -1)
     apart = backbone.hidden(embeddings, position_ids=positions[:, places])
-    _same(
-        backbone,
-        "position_ids 0, 1, 2, ... must change nothing",
-        apart[:1],
-        plain,
-        "This model takes positions from somewhere else and is not supported.",
-    )
+    rule = "position_ids 0, 1, 2, ... must change nothing"
+    remedy = "This model takes positions from somewhere else and is not supported."
+    _same(backbone, rule, apart[:1], plain, remedy)
     stretched = backbone.embed((columns * 5 + 1) % backbone.vocab_size).repeat(2, 1, 1)
     stretched[:, places] = embeddings
     seen = columns[None, :] <= columns[:, None]
@@ -509,14 +472,10 @@ def _check_positions(backbone: Backbone, row: Tensor, plain: Tensor) -> None:
     allowed = (seen & ~hidden) | torch.eye(n + 2, dtype=torch.bool, device=row.device)
     mask = additive_mask(allowed.expand(2, -1, -1), embeddings.dtype)
     padded = backbone.hidden(stretched, mask, positions)[:, places]
+    remedy = "Models whose attention counts columns (ALiBi) are not supported."
     for b, how in enumerate(("compact", "stretched")):
-        _same(
-            backbone,
-            f"position_ids and a 4-D mask must decide what a unit sees ({how} positions)",
-            padded[b],
-            apart[b],
-            "Models whose attention counts columns (ALiBi) are not supported.",
-        )
+        rule = f"position_ids and a 4-D mask must decide what a unit sees ({how} positions)"
+        _same(backbone, rule, padded[b], apart[b], remedy)
 
 
 def _check_cache(backbone: Backbone, row: Tensor, short: Tensor, plain: Tensor) -> None:

@@ -82,11 +82,8 @@ def usable_device(name: str) -> str:
     if not has_device(name):
         gpus = gpu_count()
         names = ", ".join(["cpu", "cuda", *(f"cuda:{number}" for number in range(gpus))])
-        raise ConfigError(
-            f"device must be {names if gpus else 'cpu: there is no usable GPU'}",
-            name,
-            "Choose such a device, or leave it out.",
-        )
+        rule = f"device must be {names if gpus else 'cpu: there is no usable GPU'}"
+        raise ConfigError(rule, name, "Choose such a device, or leave it out.")
     return name
 
 

@@ -88,11 +88,9 @@ def backbone_identity(name: str, revision: str | None) -> str:
     try:
         snapshot = snapshot_download(name, revision=revision, allow_patterns=["config.json"])
     except (OSError, ValueError) as error:
-        raise BackboneError(
-            "a backbone must be a known name, a directory or a reachable hub repository",
-            name,
-            "Check the name; offline machines need a local directory.",
-        ) from error
+        rule = "a backbone must be a known name, a directory or a reachable hub repository"
+        remedy = "Check the name; offline machines need a local directory."
+        raise BackboneError(rule, name, remedy) from error
     return f"{name}@{Path(snapshot).name}"  # the folder of a snapshot is named by its commit
 
 

@@ -89,8 +89,6 @@ def key_rotation(backbone: Backbone) -> KeyRotation:
 
 
 def _refuse(backbone: Backbone, reason: str) -> NoReturn:
-    raise BackboneError(
-        "keys can be moved only where all layers turn them by their positions",
-        f"{type(backbone.model).__name__}: {reason}",
-        "Use a rotary backbone, or a cache policy that leaves columns at their positions.",
-    )
+    rule = "keys can be moved only where all layers turn them by their positions"
+    remedy = "Use a rotary backbone, or a cache policy that leaves columns at their positions."
+    raise BackboneError(rule, f"{type(backbone.model).__name__}: {reason}", remedy)

@@ -133,15 +133,12 @@ def weight_lines(model: PreTrainedModel) -> tuple[str, ...]:
     Weights are hashed as bfloat16, so that one model loaded as float32, bfloat16 or float64 keeps
     its fingerprint as long as it was published in bfloat16 or wider.
     """
-    lines = []
+    lines, rule = [], "the weights of a backbone must be plain tensors"
+    remedy = "Load it unquantised, or quantise it with transformers' quantization_config."
     for name, value in sorted(model.state_dict().items()):
-        require(
-            isinstance(value, Tensor) and not value.is_quantized and not value.is_meta,
-            BackboneError,
-            "the weights of a backbone must be plain tensors",
-            f"{type(model).__name__}: {name} is packed, or on no device",
-            "Load it unquantised, or quantise it with transformers' quantization_config.",
-        )
+        plain = isinstance(value, Tensor) and not value.is_quantized and not value.is_meta
+        found = f"{type(model).__name__}: {name} is packed, or on no device"
+        require(plain, BackboneError, rule, found, remedy)
         raw = value.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()
         lines.append(f"{name} {tuple(value.shape)} {sha256_bytes(raw.tobytes())}")
     return tuple(lines)

@@ -20,12 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from umim_core.backbone.backbone import (
-    Backbone,
-    state_difference,
-    state_tolerance,
-    typed_failures,
-)
+from umim_core.backbone.backbone import Backbone, state_difference, state_tolerance, typed_failures
 from umim_core.backbone.model_files import frozen_twin
 from umim_core.errors import BackboneError, ConfigError, require
 
@@ -93,13 +88,9 @@ def layer_list(model: PreTrainedModel) -> tuple[nn.Module, str]:
         for name, child in parent.named_children()
         if isinstance(child, nn.ModuleList) and len(child) == layers
     ]
-    require(
-        bool(lists),
-        BackboneError,
-        f"the {layers} layers of a backbone must be one list of modules",
-        type(model).__name__,
-        "This architecture can be merged at depth 0 only, without adapters.",
-    )
+    rule = f"the {layers} layers of a backbone must be one list of modules"
+    remedy = "This architecture can be merged at depth 0 only, without adapters."
+    require(bool(lists), BackboneError, rule, type(model).__name__, remedy)
     return lists[0]  # modules come from the outside in
 
 
@@ -134,13 +125,9 @@ def _check(backbone: Backbone, lower: Backbone, upper: Backbone) -> None:
     states = lower.hidden(embeddings, position_ids=positions)
     parts = upper.hidden(states, position_ids=positions)
     off = state_difference(parts, expected)
-    require(
-        off <= state_tolerance(backbone),
-        BackboneError,
-        "the layers of a backbone must read each other's states alone",
-        f"{type(backbone.model).__name__}: off by {off:.2g} of the norm in two parts",
-        _DEPTH_0,
-    )
+    rule = "the layers of a backbone must read each other's states alone"
+    value = f"{type(backbone.model).__name__}: off by {off:.2g} of the norm in two parts"
+    require(off <= state_tolerance(backbone), BackboneError, rule, value, _DEPTH_0)
 
 
 def with_held_weights(backbone: Backbone) -> Backbone:

@@ -273,13 +273,10 @@ def _hub_answers() -> bool:
 
 def refuse_code(what: str, name: str, settings: Mapping[str, object]) -> None:
     """Refuse what brings code, even where transformers has an implementation of its own."""
-    require(
-        "auto_map" not in settings,
-        BackboneError,
-        f"a {what} must come without code of its own",
-        f"{name!r}: auto_map {settings.get('auto_map')}",
-        "Take auto_map out of a local copy if transformers' own implementation is meant.",
-    )
+    rule = f"a {what} must come without code of its own"
+    value = f"{name!r}: auto_map {settings.get('auto_map')}"
+    remedy = "Take auto_map out of a local copy if transformers' own implementation is meant."
+    require("auto_map" not in settings, BackboneError, rule, value, remedy)
 
 
 def first_line(error: BaseException) -> str:
@@ -290,9 +287,8 @@ def first_line(error: BaseException) -> str:
 
 
 def _nowhere(what: str, value: str, remedy: str) -> BackboneError:
-    return BackboneError(
+    rule = (
         f"a {what} must be a known name ({', '.join(backbone_names())}), a .gguf file, a directory "
-        "with safetensors weights, or a reachable hub repository without code of its own",
-        value,
-        remedy,
+        "with safetensors weights, or a reachable hub repository without code of its own"
     )
+    return BackboneError(rule, value, remedy)

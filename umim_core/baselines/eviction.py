@@ -102,11 +102,9 @@ class PolicyCache:
     def _evict(self, budget: int, attention: Sequence[Tensor]) -> None:
         for number, layer in enumerate(self._cache.layers):
             if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
-                raise EvaluationError(
-                    "every layer must keep keys and values of its own",
-                    f"layer {number} has none",
-                    "Use a backbone without shared or recurrent layers.",
-                )
+                rule = "every layer must keep keys and values of its own"
+                remedy = "Use a backbone without shared or recurrent layers."
+                raise EvaluationError(rule, f"layer {number} has none", remedy)
             keys, values = layer.keys[0], layer.values[0]
             held = HeldColumns(number, keys, values, attention[number] if attention else None)
             survivors = self._policy.survivors(held, budget)

@@ -31,11 +31,7 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import (
-    AutoModelForTokenClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import token_texts

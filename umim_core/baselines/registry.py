@@ -17,11 +17,7 @@ from umim_core.baselines.h2o import HeavyHitters, score_masked
 from umim_core.baselines.lexical_units import phrases, sentences
 from umim_core.baselines.llmlingua import LLMLingua
 from umim_core.baselines.llmlingua2 import llmlingua2, published_classifier
-from umim_core.baselines.methods import (
-    EvictedColumns,
-    MergedSpans,
-    Method,
-)
+from umim_core.baselines.methods import EvictedColumns, MergedSpans, Method
 from umim_core.baselines.other_merges import (
     RandomSpans,
     SimilarNeighbours,

@@ -278,23 +278,15 @@ def evaluate_alignment(
             row_counts[first : first + len(part)] += (
                 owners.bincount(minlength=len(part)).cpu().numpy()
             )
-    require(
-        bool(row_counts.any()),
-        EvaluationError,
-        "some rule must match in the held-out rows",
-        f"{len(rows)} rows without a match",
-        "Use rules mined on similar text, or a lower tau.",
-    )
+    rule, remedy = "some rule must match in the held-out rows", "Use rules of similar text."
+    found = f"{len(rows)} rows without a match"
+    require(bool(row_counts.any()), EvaluationError, rule, found, remedy)
     state_means = dict(zip(METRICS, (state_sums / state_rows).tolist(), strict=True))
     rule, remedy = "every alignment metric must be finite", "Check the module's weights."
     require(bool(np.isfinite(state_sums).all()), NumericalError, rule, state_means, remedy)
+    reduction = (raw - units) / raw
     return AlignmentResult(
-        row_sums=row_sums,
-        row_counts=row_counts,
-        state_means=state_means,
-        state_rows=state_rows,
-        token_reduction=(raw - units) / raw,
-        spans_per_row=spans / len(rows),
+        row_sums, row_counts, state_means, state_rows, reduction, spans / len(rows)
     )
 
 

@@ -21,10 +21,7 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import (
-    Collator,
-    postprocess_generated_text,
-)
+from lm_eval.models.utils import Collator, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, warning_once
 from numpy.typing import NDArray
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, ships no types
@@ -36,13 +33,7 @@ from umim_core.baselines.registry import find_baseline, own_model
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.encodable import encoding_error
-from umim_core.errors import (
-    BackboneError,
-    ConfigError,
-    CorpusError,
-    EvaluationError,
-    require,
-)
+from umim_core.errors import BackboneError, ConfigError, CorpusError, EvaluationError, require
 from umim_core.evaluation.comparison import compare_in_evaluate
 from umim_core.evaluation.generated_rows import GeneratedText, read_gen_kwargs, write_rows
 from umim_core.evaluation.model_args import (
@@ -197,25 +188,23 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         rule, remedy = "revision is that of a backbone on the hub", "Name the backbone, too."
         require(not revision or isinstance(backbone, str), ConfigError, rule, revision, remedy)
         reads = given != "none" or backbone is None
-        check = partial(
-            check_modes,
-            compare=compare,
-            match=match,
-            method=method,
-            target_tr=target_tr,
-            protect=protect,
-            budget=budget,
-            roles=named_roles,
-            allow_backbone_mismatch=allow_backbone_mismatch,
-        )
+        asked = {
+            "compare": compare,
+            "match": match,
+            "method": method,
+            "target_tr": target_tr,
+            "protect": protect,
+            "budget": budget,
+            "roles": named_roles,
+            "allow_backbone_mismatch": allow_backbone_mismatch,
+        }
         # Before anything is fetched, and then with what the checkpoint recommends.
-        asked: Merge = "prompt" if given == "auto" else given
-        check(merge=asked, raw_tail=0 if raw_tail is None else raw_tail)
+        check_modes(asked, "prompt" if given == "auto" else given, raw_tail or 0)
         check_dtype(dtype)
         source = named_checkpoint(checkpoint) if reads else None
         config = None if source is None else checkpoint_config(source)
         self.merge, raw_tail = recommended(config, given, raw_tail, method, target_tr)
-        self.target = check(merge=self.merge, raw_tail=raw_tail)
+        self.target = check_modes(asked, self.merge, raw_tail)
         named = LoadOptions(
             backbone=backbone,
             backbone_revision=revision,
@@ -310,13 +299,10 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     @one_line_errors()
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Refuse lm-eval's cache: it would give answers of other rules and other modules."""
-        require(
-            cache_hook.dbdict is None or self.merge == "none",
-            ConfigError,
-            "lm-eval's cache (--use_cache) keeps answers by their questions alone, whatever merged",
-            f"merge={self.merge}",
-            "Leave it out; --limit and --samples make runs short.",
-        )
+        rule = "lm-eval's cache (--use_cache) keeps answers by their questions, whatever merged"
+        remedy = "Leave it out; --limit and --samples make runs short."
+        fits = cache_hook.dbdict is None or self.merge == "none"
+        require(fits, ConfigError, rule, f"merge={self.merge}", remedy)
         super().set_cache_hook(cache_hook)
 
     @property
@@ -367,37 +353,30 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
     def check_requests(self, requests: Sequence[Instance]) -> None:
         """Refuse texts that are none before the first forward, and a comparison that cannot be."""
-        require(
-            self.compare is None or self.comparing,
-            ConfigError,
-            f"compare={self.compare} needs evaluate() as it is after a UmimLM was made",
-            "a call of the function that was imported before",
-            "Use lm_eval.simple_evaluate, or call lm_eval.evaluator.evaluate by that name.",
-        )
+        rule = f"compare={self.compare} needs evaluate() as it is after a UmimLM was made"
+        found = "a call of the function that was imported before"
+        remedy = "Use lm_eval.simple_evaluate, or call lm_eval.evaluator.evaluate by that name."
+        require(self.compare is None or self.comparing, ConfigError, rule, found, remedy)
         for request in requests:
             text, *more = request.args  # an answer, or kwargs of generation
             stops = (more[0].get("until") or []) if more and isinstance(more[0], dict) else more
             for part in (text, *(stops if isinstance(stops, list) else [stops])):
-                fault = "texts and stops of a task must be strings"
-                if isinstance(part, str):
-                    if encoding_error(part) is None:
-                        continue
-                    fault = "text must not hold lone surrogates"
                 value = f"{str(part)[:80]!r} of {request.task_name or 'a task'}"
-                raise CorpusError(fault, value, "Correct the task's data.")
+                remedy, rule = "Correct the task's data.", "text must not hold lone surrogates"
+                strings = "texts and stops of a task must be strings"
+                require(isinstance(part, str), CorpusError, strings, value, remedy)
+                require(encoding_error(part) is None, CorpusError, rule, value, remedy)
 
     @one_line_errors()
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         self.check_requests(requests)
         pairs = [(request.args, *self._encode_pair(*request.args)) for request in requests]
+        rule = f"an answer must hold 1 to {self.max_length} tokens"
+        remedy = "Correct the task's data, or use a backbone with more positions."
         for number, (texts, _, answer) in enumerate(pairs):
-            require(
-                0 < len(answer) <= self.max_length,
-                EvaluationError,
-                f"an answer must hold 1 to {self.max_length} tokens",
-                f"{len(answer)} tokens of request {number}: {texts[1]!r}",
-                "Correct the task's data, or use a backbone with more positions.",
-            )
+            found = f"{len(answer)} tokens of request {number}: {texts[1]!r}"
+            fits = 0 < len(answer) <= self.max_length
+            require(fits, EvaluationError, rule, found, remedy)
         if self.scorer is None:
             return cast("list[Any]", self._loglikelihood_tokens(pairs, disable_tqdm))
         asked = [

@@ -7,11 +7,11 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device, has_device
@@ -42,32 +42,22 @@ _BATCH_SIZE: Final = re.compile(r"auto|(?=.*[1-9])([0-9]+|auto:[0-9]*\.?[0-9]+)"
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
 
 
-def check_modes(
-    *,
-    compare: str | None = None,
-    match: str | None = None,
-    method: str | None = None,
-    target_tr: float | None = None,
-    protect: str | Sequence[str] | None = None,
-    budget: float | None = None,
-    roles: Sequence[str] | None = None,
-    allow_backbone_mismatch: str | None = None,
-    merge: Merge,
-    raw_tail: int,
-) -> TargetReduction | None:
-    """Refuse arguments that do not go together; see ``UmimLM``.
+def check_modes(asked: Mapping[str, Any], merge: Merge, raw_tail: int) -> TargetReduction | None:
+    """Refuse arguments that do not go together, None for those not given; see ``UmimLM``.
 
     Returns the token reduction that a baseline is asked for; None for that of the rules.
     """
-    given = {name: value for name, value in locals().items() if value is not None}
+    given = {name: value for name, value in asked.items() if value is not None}
     check_merge(merge)
     check_raw_tail(raw_tail, merge)
-    if roles is not None:
-        check_roles(roles)
-    none, target = merge == "none", target_tr is not None
+    if "roles" in given:
+        check_roles(given["roles"])
+    none, method = merge == "none", given.get("method")
+    match, target_tr, protect = (given.get(name) for name in ("match", "target_tr", "protect"))
+    target = target_tr is not None
     on_cache = method is not None and find_baseline(method).side == "cache"
     broken = {
-        "compare must be base": compare not in (None, "base"),
+        "compare must be base": given.get("compare", "base") != "base",
         "match must be umim, the token reduction of the rules": match not in (None, "umim"),
         "match is the budget of a baseline (method)": match and method is None,
         "a baseline has one budget: match=umim or target_tr": match and target,
@@ -76,15 +66,16 @@ def check_modes(
         "raw_tail changes nothing of a policy that reads contexts whole": (
             on_cache and target and raw_tail
         ),
-        "compare=base needs a model that merges": none and compare is not None,
+        "compare=base needs a model that merges": none and "compare" in given,
         "protect keeps tokens from being merged": none and protect,
-        "budget chooses rules": none and budget is not None,
-        "roles say whose contents of a chat merge": none and roles is not None,
+        "budget chooses rules": none and "budget" in given,
+        "roles say whose contents of a chat merge": none and "roles" in given,
         "target_tr chooses rules, or is the budget of a baseline (method)": none and target,
         "allow_backbone_mismatch must not come with merge=none, which takes any backbone": (
-            none and allow_backbone_mismatch is not None
+            none and "allow_backbone_mismatch" in given
         ),
     }
+    given |= {"merge": merge, "raw_tail": raw_tail}
     value = ", ".join(f"{name}={each}" for name, each in given.items())
     for rule, is_broken in broken.items():
         require(not is_broken, ConfigError, rule, value, "Leave one of them out.")

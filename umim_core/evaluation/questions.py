@@ -149,6 +149,8 @@ def question_set(source: QuestionSource) -> QuestionSet:
 
 
 def described(task: Task, digest: str) -> QuestionSet:
+    from lm_eval.api.metrics import mean
+
     facts, limits = task.get_config("metadata") or {}, Limits()
     if _generates(task):
         limits = {
@@ -158,22 +160,16 @@ def described(task: Task, digest: str) -> QuestionSet:
         }
     if (reason := facts.get("not_run")) is not None:
         return QuestionSet(0, digest, (), reason, limits)
-    return QuestionSet(len(task.eval_docs), digest, _means(task), None, limits)
+    aggregations = sorted(task.aggregation().items())
+    means = tuple(name for name, aggregate in aggregations if aggregate is mean)
+    rule = "a metric must be a mean over questions, to be scored in shards"
+    value = f"{task.task_name}: {', '.join(name for name, _ in aggregations)}"
+    require(bool(means), EvaluationError, rule, value, "Name another task.")
+    return QuestionSet(len(task.eval_docs), digest, means, None, limits)
 
 
 def _generates(task: Task) -> bool:
     return bool(task.OUTPUT_TYPE == "generate_until")
-
-
-def _means(task: Task) -> tuple[str, ...]:
-    from lm_eval.api.metrics import mean
-
-    aggregations = sorted(task.aggregation().items())
-    names = tuple(name for name, aggregate in aggregations if aggregate is mean)
-    rule = "a metric must be a mean over questions, to be scored in shards"
-    value = f"{task.task_name}: {', '.join(name for name, _ in aggregations)}"
-    require(bool(names), EvaluationError, rule, value, "Name another task.")
-    return names
 
 
 @lru_cache(maxsize=16)  # RULER has 13 tasks, and a table asks each under every setting
@@ -307,9 +303,8 @@ def evaluate_task(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "lm_eval":
             raise
-        raise MissingExtraError(
-            "task evaluation needs lm-eval", error.name, "pip install 'umim[eval]'"
-        ) from error
+        rule, remedy = "task evaluation needs lm-eval", "pip install 'umim[eval]'"
+        raise MissingExtraError(rule, error.name, remedy) from error
     loaded = load_tasks([task], {} if data is None else {"task_data": str(data)})[task]
     model = UmimLM(
         checkpoint, merge, dtype=dtype, device=device, batch_size=batch_size, raw_tail=0

@@ -77,13 +77,9 @@ def measure_damage(
                 counts = states[states >= 0].bincount(minlength=len(places))
                 counted[places] += counts.cpu().numpy()
         progress(tokens)
-    require(
-        bool(merges.any()),
-        EvaluationError,
-        "some rule must match in the text",
-        f"{len(rows)} rows without a match",
-        "Use text that resembles what the rules were mined on.",
-    )
+    rule, remedy = "some rule must match in the text", "Use text like what rules were mined on."
+    found = f"{len(rows)} rows without a match"
+    require(bool(merges.any()), EvaluationError, rule, found, remedy)
     rule, remedy = "every divergence must be finite", "Check the module's weights."
     require(bool(np.isfinite(kl).all()), NumericalError, rule, float(kl.sum()), remedy)
     origin = DamageOrigin(

@@ -109,14 +109,9 @@ def architecture_of(file: GgufFile) -> Architecture:
     rule = f"a GGUF file must hold a model of the architectures {', '.join(ARCHITECTURES)}"
     found = f"{file.path} holds {name!r}"
     require(name in ARCHITECTURES, BackboneError, rule, found, DIRECTORY_INSTEAD)
-    parts = file.integer("split.count", 1)
-    require(
-        parts <= 1,
-        BackboneError,
-        "a GGUF file must hold a whole model",
-        f"{file.path} is one of {parts} parts",
-        "Join them with llama.cpp's llama-gguf-split --merge.",
-    )
+    parts, rule = file.integer("split.count", 1), "a GGUF file must hold a whole model"
+    remedy = "Join them with llama.cpp's llama-gguf-split --merge."
+    require(parts <= 1, BackboneError, rule, f"{file.path} is one of {parts} parts", remedy)
     return ARCHITECTURES[name]
 
 
@@ -127,21 +122,16 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     keys = {key.removeprefix(prefix) for key in file.metadata if key.startswith(prefix)}
     if strange := sorted(keys - _KNOWN):
         unsupported(f"{prefix}{strange[0]}", file.metadata[prefix + strange[0]])
-    for name, harmless in (("expert_count", 0), ("attention.sliding_window", 0)):
-        if file.integer(prefix + name, harmless) != harmless:
+    for name in ("expert_count", "attention.sliding_window"):
+        if file.integer(prefix + name, 0):
             unsupported(prefix + name, file.metadata[prefix + name])
     hidden = file.size(prefix + "embedding_length")
     heads = file.size(prefix + "attention.head_count")
     key_heads = file.size(prefix + "attention.head_count_kv", heads)
     sized = prefix + "attention.key_length" in file.metadata
-    require(
-        heads % key_heads == 0 and (sized or hidden % heads == 0),
-        BackboneError,
-        f"{prefix}embedding_length must be divisible by the number of heads, and that by the "
-        "number of heads of keys",
-        f"{hidden}, {heads} and {key_heads}",
-        DAMAGED,
-    )
+    fits = heads % key_heads == 0 and (sized or hidden % heads == 0)
+    rule = f"{prefix}embedding_length must be divisible by the heads, they by the heads of keys"
+    require(fits, BackboneError, rule, f"{hidden}, {heads} and {key_heads}", DAMAGED)
     head_dim = file.size(prefix + "attention.key_length", hidden // heads)
     rule = "heads of a GGUF file's model must be of an even size, for rotary positions"
     require(head_dim % 2 == 0, BackboneError, rule, head_dim, DAMAGED)

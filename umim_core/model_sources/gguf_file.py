@@ -62,19 +62,13 @@ class GgufTensor:
             with np.errstate(invalid="ignore", over="ignore"):  # looked for below
                 flat = dequantize(rows, GGMLQuantizationType[self.kind])
         except NotImplementedError as error:  # gguf publishes no list of those it knows
-            raise BackboneError(
-                "the tensors of a GGUF file must have a type that can be dequantised",
-                f"{self.name} has {self.kind}",
-                "Take another file of the model, for example one of type Q8_0 or F16.",
-            ) from error
+            rule = "the tensors of a GGUF file must have a type that can be dequantised"
+            remedy = "Take another file of the model, for example one of type Q8_0 or F16."
+            raise BackboneError(rule, f"{self.name} has {self.kind}", remedy) from error
         values: NDArray[np.float32] = np.ascontiguousarray(flat, np.float32).reshape(self.shape)
-        require(
-            bool(np.isfinite(values).all()),
-            BackboneError,
-            "the weights of a GGUF file must be finite",
-            f"{self.name} has NaN or infinite values",
-            "The file is damaged; fetch it again.",
-        )
+        rule, found = "the weights of a GGUF file must be finite", "has NaN or infinite values"
+        finite = bool(np.isfinite(values).all())
+        require(finite, BackboneError, rule, f"{self.name} {found}", "Fetch the file again.")
         return values
 
 
@@ -118,13 +112,9 @@ class GgufFile:
 
     def _entry(self, key: str, kind: type[T], name: str, default: T | None) -> T:
         value = self.metadata.get(key, default)
-        require(
-            value is not None,
-            BackboneError,
-            "a GGUF file of a language model must say what the model is",
-            f"{self.path} lacks {key}",
-            "Take a file of a whole model, not of an adapter or of a vocabulary alone.",
-        )
+        rule = "a GGUF file of a language model must say what the model is"
+        remedy = "Take a file of a whole model, not of an adapter or of a vocabulary alone."
+        require(value is not None, BackboneError, rule, f"{self.path} lacks {key}", remedy)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             self._wrong(key, value, name)
         return value
@@ -166,14 +156,10 @@ class _Reader:
         self.header, self.values = data.data, 0  # slices of numpy take five times as long
 
     def read(self) -> GgufFile:
-        version = self.scalar("I")
-        require(
-            version in (2, 3),
-            BackboneError,
-            "a GGUF file must be little-endian, of version 2 or 3",
-            f"{self.path} says version {version}",
-            "Convert the model again with a current llama.cpp.",
-        )
+        version, rule = self.scalar("I"), "a GGUF file must be little-endian, of version 2 or 3"
+        remedy = "Convert the model again with a current llama.cpp."
+        found = f"{self.path} says version {version}"
+        require(version in (2, 3), BackboneError, rule, found, remedy)
         tensors, entries = self.count(_SMALLEST_TENSOR), self.count(_SMALLEST_ENTRY)
         if max(tensors, entries) > _MOST_ENTRIES:
             _torn(self.path, f"its header has {tensors:,} tensors and {entries:,} entries")

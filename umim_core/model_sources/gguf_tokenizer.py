@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
 
 from umim_core.errors import BackboneError, did_you_mean, require
 from umim_core.model_sources.gguf_file import DAMAGED, DIRECTORY_INSTEAD, GgufFile
@@ -28,51 +30,33 @@ _SPLIT: Final = (
 _TURN_ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
 
 
-def _byte_level(use_regex: bool) -> dict[str, object]:
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": use_regex,
-    }
-
-
-def _sequence(*parts: dict[str, object]) -> dict[str, object]:
-    return {"type": "Sequence", "pretokenizers": list(parts)}
-
-
-def _split(digits: str) -> dict[str, object]:
-    return {
-        "type": "Split",
-        "pattern": {"Regex": _SPLIT % digits},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-
-
 @dataclass(frozen=True)
 class PreTokenizer:
     """Pre-tokenizer and settings that a name in ``tokenizer.ggml.pre`` stands for.
 
     Attributes:
-        pieces: The pre-tokenizer, as ``tokenizer.json`` holds it.
-        normalizer: The normaliser there, or None.
         ignore_merges: Whether a piece that is a token is taken whole, whatever the merges say.
         add_bos: Whether texts start with the first token if the file does not say.
     """
 
-    pieces: dict[str, object]
-    normalizer: dict[str, object] | None = None
+    pieces: pre_tokenizers.PreTokenizer
+    normalizer: normalizers.Normalizer | None = None
     ignore_merges: bool = False
     add_bos: bool = False
 
 
-_GPT2: Final = PreTokenizer(_byte_level(True))
+def _splitting(digits: str) -> pre_tokenizers.PreTokenizer:
+    split = pre_tokenizers.Split(Regex(_SPLIT % digits), "isolated")
+    return pre_tokenizers.Sequence([split, _byte_level(use_regex=False)])
+
+
+_byte_level: Final = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)
+_GPT2: Final = PreTokenizer(_byte_level())
 _DIGITS: Final = PreTokenizer(
-    _sequence({"type": "Digits", "individual_digits": True}, _byte_level(True))
+    pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level()])
 )
-_QWEN2: Final = PreTokenizer(_sequence(_split(""), _byte_level(False)), {"type": "NFC"})
-_TIKTOKEN: Final = PreTokenizer(_sequence(_split("{1,3}"), _byte_level(False)))
+_QWEN2: Final = PreTokenizer(_splitting(""), normalizers.NFC())
+_TIKTOKEN: Final = PreTokenizer(_splitting("{1,3}"))
 _LLAMA3: Final = PreTokenizer(_TIKTOKEN.pieces, ignore_merges=True, add_bos=True)
 PRE_TOKENIZERS: Final = {
     "dbrx": _TIKTOKEN,
@@ -119,6 +103,7 @@ def read_tokenizer(file: GgufFile) -> GgufTokenizer:
     merges = _merges(file, vocabulary)
     tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre.ignore_merges))
     tokenizer.decoder = ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.normalizer = pre.pieces, pre.normalizer
     tokenizer.add_tokens(
         [
             AddedToken(token, normalized=False, special=kind != _USER_DEFINED)
@@ -126,13 +111,11 @@ def read_tokenizer(file: GgufFile) -> GgufTokenizer:
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
         ]
     )
-    pipeline = json.loads(tokenizer.to_str()) | {
-        "normalizer": pre.normalizer,
-        "pre_tokenizer": pre.pieces,
-        "post_processor": _post_processor(file, pre, ids, tokens),
-    }
+    around = _ends(file, pre, ids, tokens)
+    if around is not None:
+        tokenizer.post_processor = around
     return GgufTokenizer(
-        pipeline=pipeline,
+        pipeline=json.loads(tokenizer.to_str()),
         settings=settings,
         roles={f"{role}_token_id": i for role, i in ids.items() if i is not None and role != "unk"},
         stops=_stops(file, ids["eos"], tokens, kinds, template),
@@ -161,32 +144,18 @@ def _role(file: GgufFile, name: str, size: int) -> int | None:
     return token
 
 
-def _post_processor(
+def _ends(
     file: GgufFile, pre: PreTokenizer, ids: dict[str, int | None], tokens: list[str]
-) -> dict[str, object] | None:
+) -> TemplateProcessing | None:
     """Return the template that puts the first and last token around a text, or None."""
     bos = ids["bos"] if file.flag("tokenizer.ggml.add_bos_token", pre.add_bos) else None
     eos = ids["eos"] if file.flag("tokenizer.ggml.add_eos_token", False) else None
     if bos is None and eos is None:
         return None
-
-    def around(name: str, kind: int) -> list[object]:
-        text = {"Sequence": {"id": name, "type_id": kind}}
-        return [*special(bos, kind), text, *special(eos, kind)]
-
-    def special(i: int | None, kind: int) -> list[object]:
-        return [] if i is None else [{"SpecialToken": {"id": tokens[i], "type_id": kind}}]
-
-    return {
-        "type": "TemplateProcessing",
-        "single": around("A", 0),
-        "pair": [*around("A", 0), *around("B", 1)],
-        "special_tokens": {
-            tokens[i]: {"id": tokens[i], "ids": [i], "tokens": [tokens[i]]}
-            for i in (bos, eos)
-            if i is not None
-        },
-    }
+    first, last = ([] if i is None else [tokens[i]] for i in (bos, eos))
+    single, second = [*first, "$A", *last], [f"{part}:1" for part in (*first, "$B", *last)]
+    special = [(tokens[i], i) for i in (bos, eos) if i is not None]
+    return TemplateProcessing(single=single, pair=[*single, *second], special_tokens=special)
 
 
 def _stops(

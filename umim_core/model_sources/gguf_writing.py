@@ -169,13 +169,16 @@ def _pre_tokenizer(pipeline: Mapping[str, Any]) -> str:
     )
     for name in _NAMES:
         known = PRE_TOKENIZERS[name]
-        if parts == (_bare(known.pieces), _bare(known.normalizer), known.ignore_merges):
+        pieces, normalizer = map(_described, (known.pieces, known.normalizer))
+        if parts == (_bare(pieces), _bare(normalizer), known.ignore_merges):
             return name
-    raise BackboneError(
-        f"a GGUF file is written of tokenizers that split as one of {', '.join(_NAMES)}",
-        json.dumps(pipeline["pre_tokenizer"]),
-        _REMEDY,
-    )
+    rule = f"a GGUF file is written of tokenizers that split as one of {', '.join(_NAMES)}"
+    raise BackboneError(rule, json.dumps(pipeline["pre_tokenizer"]), _REMEDY)
+
+
+def _described(part: Any) -> Any:
+    """Return a part of a tokenizer as ``tokenizer.json`` has it."""
+    return part if part is None else json.loads(part.__getstate__())
 
 
 def _bare(part: Any) -> Any:

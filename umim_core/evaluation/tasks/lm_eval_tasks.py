@@ -56,13 +56,7 @@ from umim_core.adaptation.choices import encode_pair
 from umim_core.backbone.shape import trained_context
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import (
-    ConfigError,
-    CorpusError,
-    MissingExtraError,
-    did_you_mean,
-    require,
-)
+from umim_core.errors import ConfigError, CorpusError, MissingExtraError, did_you_mean, require
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.model_args import checkpoint_config, named_checkpoint, one_line_errors
 from umim_core.evaluation.sizes import REDUCTIONS
@@ -500,11 +494,9 @@ def harness_questions(
     validation split: it is the test split here, and there is no ``valid``. ``hub`` is a folder that
     stands for the hub in the task's data.
     """
-    rule, remedy = (
-        "questions of lm-eval are those of one task that it ships",
-        "`lm-eval ls subtasks`",
-    )
-    require(knows_task(name), ConfigError, rule, name, f"{remedy} lists them; tags name several.")
+    rule = "questions of lm-eval are those of one task that it ships"
+    remedy = "`lm-eval ls subtasks` lists them; tags name several."
+    require(knows_task(name), ConfigError, rule, name, remedy)
     rule = "a folder that stands for the hub must exist"
     remedy = "Correct hub of the questions, or leave it out."
     require(hub is None or hub.is_dir(), CorpusError, rule, str(hub), remedy)
@@ -518,11 +510,9 @@ def harness_questions(
             if task.has_test_docs() and task.has_validation_docs():
                 splits["valid"] = task.validation_docs()
         except (OSError, ValueError, RuntimeError, KeyError, DatasetsError) as error:
-            raise CorpusError(
-                f"the data of lm-eval's task {name} must be at hand, with all its splits",
-                f"{type(error).__name__}: {error}",
-                "Name a folder that stands for the hub.",
-            ) from error
+            rule = f"the data of lm-eval's task {name} must be at hand, with all its splits"
+            value, remedy = f"{type(error).__name__}: {error}", "Name a folder for the hub."
+            raise CorpusError(rule, value, remedy) from error
     chosen = task.OUTPUT_TYPE == "multiple_choice"
     rule, value = "a task to adapt to must be multiple choice", f"{name} is {task.OUTPUT_TYPE}"
     require(chosen, ConfigError, rule, value, "Name a task of questions with choices.")
@@ -540,10 +530,8 @@ def _questions(task: Task, docs: Iterable[dict[str, Any]]) -> list[Question]:
         if isinstance(gold, str) and gold in choices:
             gold = choices.index(gold)
         if not isinstance(text, str) or not isinstance(gold, int):
-            raise CorpusError(
-                f"question {number} of lm-eval's {task.task_name} must have a text and one answer",
-                {"text": text, "answer": gold},
-                "Name a task of questions with choices.",
-            )
+            which = f"question {number} of lm-eval's {task.task_name}"
+            value, remedy = {"text": text, "answer": gold}, "Name a task of questions with choices."
+            raise CorpusError(f"{which} must have a text and one answer", value, remedy)
         questions.append(Question(text, tuple(choices), gold, str(doc.get("id", ""))))
     return questions
