@@ -92,12 +92,9 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
         return points([(ScoredModel(of, made[of], tau=tau, seed=seed), rules) for of in asked])
 
     def controlled(name: str, seed: int) -> list[ScoredPoint]:
-        optimisation = recipe.control_config(name)
-        control = control_stage(
-            control=name,
-            training=training_of(cell, seed, recipe.max_tokens, optimisation),
-            questions=Questions(task, ("train", "valid")),
-        )
+        training = training_of(cell, seed, recipe.max_tokens, recipe.control_config(name))
+        questions = Questions(task, ("train", "valid"))
+        control = control_stage(control=name, training=training, questions=questions)
         made = run.stage(control, label=f"{checkpoint} {name} seed {seed}")
         return points([(ScoredModel(name, start, made, seed=seed), None)])
 
@@ -105,10 +102,9 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
     for tau in recipe.taus:
         config, label = recipe.adapt_config(tau), f"{checkpoint} tau {tau}"
         rules = run.stage(rules_of_task(task, cell, config), label=label)
+        exchange = with_rules_stage(start=start, rules=rules)
         untrained = {
-            step.name: run.stage(
-                with_rules_stage(start=start, rules=rules), label=label, setting=step.name
-            )
+            step.name: run.stage(exchange, label=label, setting=step.name)
             for step in adaptation_steps(recipe.settings)
             if step.training == "none"
         }
@@ -154,7 +150,6 @@ def _cell(checkpoint: str) -> Cell:
 
 
 def rules_of_task(task: Artifact, cell: Cell, config: AdaptConfig) -> StageCall:
-    """Mine the rules of a task."""
     return task_rules_stage(
         questions=Questions(task, ("train",)),
         tokenizer=NamedTokenizer(cell.backbone, cell.revision),
@@ -193,6 +188,5 @@ def add_settings(
 def training_of(
     cell: Cell, seed: int, max_tokens: int, optimisation: DistillConfig | PreferenceConfig
 ) -> ModuleTraining:
-    """Train the module of a cell."""
     backbone = NamedBackbone(cell.backbone, cell.revision)
     return ModuleTraining(backbone, cell.alone(), optimisation, max_tokens, seed)

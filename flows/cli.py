@@ -59,7 +59,6 @@ _QUIET = {
 
 
 def main() -> None:
-    """Run the command line."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     if "PREFECT_API_URL" in os.environ:  # a server that died is asked again once at every call

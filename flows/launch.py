@@ -76,7 +76,6 @@ def _called(flow: Flow[P, T]) -> Callable[P, T]:
 def launch(
     recipe: str, loaded: AnyRecipe, flow: str, confirm_run_unsafe_code: bool, as_json: bool
 ) -> None:
-    """Run the flow that a recipe is for, and print its result."""
     if isinstance(loaded, TableRecipe):
         measured = _called(pipeline_flows.table)(recipe, confirm_run_unsafe_code)
         content = read_json(Path(measured))

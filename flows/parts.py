@@ -8,19 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flows.adaptation_curves import (
-    add_settings,
-    measure_adaptation,
-    rules_of_task,
-    training_of,
-)
+from flows.adaptation_curves import add_settings, measure_adaptation, rules_of_task, training_of
 from tasks.plan.planner import Planner
-from tasks.report.compare import (
-    Result,
-    Scores,
-    cell_label,
-    require_own_names,
-)
+from tasks.report.compare import Result, Scores, cell_label, require_own_names
 from tasks.run.checks import check_adaptation, check_headline_positions, why_absent
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
@@ -136,17 +126,11 @@ def prepare(run: PipelineRun) -> Sources:
         for name in (recipe.tasks if recipe.task is not None else ())
         if (of := TASKS.find(name).corpus or recipe.corpus.kind) in texts
     }
-    questions = {
-        name: run.stage(
-            task_stage(
-                task=NamedTask(name),
-                sizes=recipe.task,
-                corpus=None if TASKS.find(name).corpus is None else corpus,
-            ),
-            label=name if len(wanted) > 1 else "",
-        )
-        for name, corpus in wanted.items()
-    }
+    questions = {}
+    for name, corpus in wanted.items():
+        own = None if TASKS.find(name).corpus is None else corpus
+        call = task_stage(task=NamedTask(name), sizes=recipe.task, corpus=own)
+        questions[name] = run.stage(call, label=name if len(wanted) > 1 else "")
     return Sources(texts[recipe.corpus.kind], questions)
 
 
@@ -212,12 +196,8 @@ def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
         spans = run.stage(sure, label=f"{cell.backbone} p > {cell.min_probability:g}")
         rules = confidence_rules_stage(counted=spans, tokenizer=tokenizer, options=options)
         return run.stage(rules, label=label)
-    sharing = [
-        other
-        for other in recipe.cells
-        if (other.backbone, other.revision, other.source, other.rules)
-        == (cell.backbone, cell.revision, cell.source, None)
-    ]
+    same = (cell.backbone, cell.revision, cell.source, None)
+    sharing = [of for of in recipe.cells if (of.backbone, of.revision, of.source, of.rules) == same]
     least = min(other.tau for other in sharing)
     longest = max(other.longest for other in sharing)
     counts = count_stage(
@@ -397,18 +377,16 @@ def _answered(
     recipe, label, data = run.recipe, f"{task} {setting.name}", TableQuestions(run.recipe, task)
     place: Path | str = recipe.checkpoint
     if setting.mine_tau is not None:
-        mined = run.stage(
-            mined_stage(
-                data=data,
-                questions=questions,
-                checkpoint=NamedCheckpoint(place),
-                backbone=named_backbone(recipe),
-                tau=setting.mine_tau,
-                options=TaskOptions(recipe.seed, task_new_tokens=recipe.new_tokens),
-            ),
-            label=label,
+        mining = mined_stage(
+            data=data,
+            questions=questions,
+            checkpoint=NamedCheckpoint(place),
+            backbone=named_backbone(recipe),
+            tau=setting.mine_tau,
+            options=TaskOptions(recipe.seed, task_new_tokens=recipe.new_tokens),
         )
-        if (own := mined.path / "checkpoint").is_dir():  # a task that is not run has none
+        own = run.stage(mining, label=label).path / "checkpoint"
+        if own.is_dir():  # a task that is not run has none
             place = own
     answered = shards_stage(
         data=data,

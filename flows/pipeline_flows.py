@@ -104,9 +104,8 @@ def ablate(recipe: str = "ablation-thresholds") -> str:
         sources, results = parts.train(run)
         parts.evaluate(run, sources, results)
         record_comparison(run, comparison_rows(results, run.recipe.seed))
-        ablation = run.stage(
-            ablation_stage(recipe=run.recipe, results=results), label=run.recipe.name
-        )
+        stage = ablation_stage(recipe=run.recipe, results=results)
+        ablation = run.stage(stage, label=run.recipe.name)
         run.announce(ablation, ablation_page(read_ablation(ablation)))
         return ablation_summary(ablation)
 

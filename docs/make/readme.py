@@ -53,12 +53,10 @@ def _tools(size: str) -> str:
 
 
 def _calls(size: str) -> dict[str, Report]:
-    """Return the sides of calls of Qwen of a size by name."""
     return {side["side"]: side for side in _read(f"calls-{_tools(size)}")["sides"]}
 
 
 def _above_merging(size: str) -> float:
-    """Return the share of layers above the merge depth of Qwen's checkpoint for tools."""
     config = read_config(resolve_checkpoint(_tools(size)))
     layers = int(config.backbone_model.config["num_hidden_layers"])
     return (layers - config.merge_depth) / layers
@@ -74,7 +72,6 @@ def _english(name: str, subject: str) -> Report:
 
 
 def _printed(table: str, model: str) -> dict[str, list[float]]:
-    """Return the figures that the paper prints for a model, by method."""
     rows = read_recipe_file(_PRINTED / f"{table}.yaml")["rows"]
     return {row[1]: row[2:] for row in rows if row[0] == model}
 

@@ -102,7 +102,6 @@ ROWS: Final[dict[str, Callable[[Report], Report]]] = {
 
 
 def documents(folder: Path = RESULTS) -> list[Document]:
-    """Return the pages and figures of all result files of a folder."""
     return [one for results in sorted(folder.glob("*.json")) for one in documents_of(results)]
 
 
@@ -123,7 +122,8 @@ def documents_of(results: Path) -> list[Document]:
         if example := report.get("attention"):
             figures = {f"{results.stem}-attention": partial(_attention_svg, example)}
         elif report["benchmark"] == "positions":
-            figures = {results.stem: partial(_positions_svg, report)}
+            drawing = environment(TEMPLATES).get_template("positions.svg")
+            figures = {results.stem: partial(drawing.render, report, shown=_SHOWN_KINDS)}
         elif report["benchmark"] == "calls":
             figures = {results.stem: partial(_calls_svg, report)}
         elif report["benchmark"] == "shipped_model":
@@ -139,7 +139,6 @@ def documents_of(results: Path) -> list[Document]:
 
 
 def _card(report: Report) -> str:
-    """Return the model card of a shipped checkpoint."""
     return page("shipped_card.md", report | shipped_parts(report), TEMPLATES) + "\n"
 
 
@@ -164,11 +163,6 @@ def _unit_name(text: str, tokens: int) -> str:
     return shown.replace("$", r"\$") + (f" ({tokens})" if tokens > 1 else "")
 
 
-def _positions_svg(report: Report) -> str:
-    drawing = environment(TEMPLATES).get_template("positions.svg")
-    return drawing.render(report, shown=_SHOWN_KINDS)
-
-
 def _calls_svg(report: Report) -> str:
     """Return calls kept and nats of right calls over what is saved of the schemas."""
     sides = sorted(report["sides"], key=itemgetter("tools_saved"))
@@ -188,19 +182,16 @@ def _calls_svg(report: Report) -> str:
         axes = {"xlabel": "Saved of the schemas' tokens (%)", "ylabel": label}
         return Panel(lines, axes=axes, levels=[(level, None)])
 
-    figure = chart(
-        [
-            panel("Calls kept (% of the base's)", lambda x: 100 * x["kept"][0] / x["kept"][1], 98),
-            panel(
-                "Nats of right calls (1: the base's)", lambda x: x["nats"] / x["base_nats"], 1.05
-            ),
-        ]
-    )
+    nats = "Nats of right calls (1: the base's)"
+    panels = [
+        panel("Calls kept (% of the base's)", lambda x: 100 * x["kept"][0] / x["kept"][1], 98),
+        panel(nats, lambda x: x["nats"] / x["base_nats"], 1.05),
+    ]
+    figure = chart(panels)
     return svg_file(figure, f"calls-{report['checkpoint']}", "Calls and what is saved of schemas")
 
 
 def benchmark_page(report: Report) -> str:
-    """Return the page of a benchmark's results, its gates and its machine at the end."""
     name = report["benchmark"]
     rows = ROWS[name](report) if name in ROWS else {}
     runs = (ROOT / "benchmarks" / f"{name}.py").exists()

@@ -24,7 +24,6 @@ _LOOK_SECONDS = 0.5
 
 
 def main() -> None:
-    """Wait for the end of the driver, then clear up."""
     folder, driver = sys.argv[1], int(sys.argv[2])
     while os.getppid() == driver and not select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
         pass

@@ -24,11 +24,8 @@ logger = logging.getLogger("umim.cluster")
 class ClusterLease:
     """Hold a cluster for the length of a ``with`` block; a run that only finds things starts none.
 
-    Args:
-        config: Address, cores, workers, strategy and what Ray gets.
-        root: Artifact root, which every node of a cluster sees. Its ``ray-logs``
-            receives the logs of a cluster in whose block a cluster's or an unforeseen error was
-            raised; the error names the place. None keeps none.
+    ``ray-logs`` of the root, which every node sees, receives Ray's logs where a cluster's or an
+    unforeseen error ends the block; the error names the place.
     """
 
     def __init__(self, config: ClusterConfig, root: Path | None = None) -> None:
@@ -44,14 +41,11 @@ class ClusterLease:
         """Return the running cluster, starting or joining it at the first call."""
         with self._starting:
             if self._cluster is None:
-                object_store_bytes = round(self.config.object_store_gib * (1 << 30))
+                config = self.config
+                size = round(config.object_store_gib * (1 << 30))
                 with ExitStack() as opened:
                     cluster = opened.enter_context(
-                        ray_cluster(
-                            self.config.cpus,
-                            self.config.address,
-                            object_store_bytes=object_store_bytes,
-                        )
+                        ray_cluster(config.cpus, config.address, object_store_bytes=size)
                     )
                     if cluster.joined:
                         check_nodes(self._logs)

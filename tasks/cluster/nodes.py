@@ -6,7 +6,6 @@ no core. Python on a node imports `tasks` and `umim_core` from wherever it was s
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -32,26 +31,15 @@ _Answer = tuple[dict[str, str], bool]
 
 @dataclass(frozen=True)
 class CodeIdentity:
-    """Code that a process runs.
-
-    Attributes:
-        checkout: Folder that holds the packages.
-        sources: SHA-256 of their Python files.
-        commit: Commit of the checkout; empty outside git.
-        lock: SHA-256 of the list of packages that the code is tested with; empty if absent.
-        host: Name of the machine.
-    """
-
-    checkout: str
-    sources: str
-    commit: str
-    lock: str
+    checkout: str  # folder that holds the packages
+    sources: str  # SHA-256 of their Python files
+    commit: str  # of the checkout; empty outside git
+    lock: str  # SHA-256 of the list of packages that it is tested with; empty if absent
     host: str
 
 
 @cache
 def code_identity() -> CodeIdentity:
-    """Return the identity of the code that this process has imported."""
     lock = CHECKOUT / "requirements" / "lock.txt"
     return CodeIdentity(
         str(CHECKOUT),
@@ -63,22 +51,22 @@ def code_identity() -> CodeIdentity:
 
 
 def sources_digest(checkout: Path) -> str:
-    """Return the SHA-256 of all Python files of the packages in a folder."""
     files = sorted(path for name in _SOURCES for path in (checkout / name).rglob("*.py"))
     sums = {path.relative_to(checkout).as_posix(): sha256_file(path) for path in files}
     return sha256_bytes(canonical_json(sums).encode())
 
 
 def _commit(checkout: Path) -> str:
-    git = shutil.which("git")
-    if git is None or not (checkout / ".git").exists():
+    if not (checkout / ".git").exists():
         return ""
-    command = [git, "-C", str(checkout), "rev-parse", "HEAD"]
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS)  # noqa: S603  no argument is anybody's input
-    except (OSError, subprocess.TimeoutExpired):
+        found = subprocess.check_output(  # noqa: S603  our own command
+            command, text=True, timeout=_GIT_SECONDS, stderr=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return asked.stdout.strip() if asked.returncode == 0 else ""
+    return found.strip()
 
 
 def check_nodes(folder: Path | None) -> None:
@@ -101,7 +89,6 @@ def check_nodes(folder: Path | None) -> None:
 
 
 def require_same_code(nodes: Mapping[str, CodeIdentity]) -> None:
-    """Refuse nodes that run other code than this process."""
     ours = code_identity()
     remedy = "Bring its checkout to the same state, or start its Ray in this one."
     for node, theirs in sorted(nodes.items()):
@@ -131,18 +118,14 @@ def _ask(folder: str | None) -> dict[str, _Answer]:
         try:
             answers[node] = ray.get(reference, timeout=ANSWER_SECONDS)
         except GetTimeoutError as error:
-            raise ClusterError(
-                f"every node must answer in {ANSWER_SECONDS:.0f} s",
-                node,
-                "End its Ray if it is gone, or give it memory for a worker process.",
-            ) from error
+            rule = f"every node must answer in {ANSWER_SECONDS:.0f} s"
+            remedy = "End its Ray if it is gone, or give it memory for a worker process."
+            raise ClusterError(rule, node, remedy) from error
         except RayError as error:  # such as a module that it cannot import
             cause = first_cause(error)
-            raise ClusterError(
-                _SAME_CODE,
-                f"node {node}: {type(cause).__name__}: {cause}",
-                "Start its Ray from a checkout, with the environment of the lock.",
-            ) from error
+            found = f"node {node}: {type(cause).__name__}: {cause}"
+            remedy = "Start its Ray from a checkout, with the environment of the lock."
+            raise ClusterError(_SAME_CODE, found, remedy) from error
     return answers
 
 

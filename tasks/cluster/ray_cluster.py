@@ -41,21 +41,13 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Ray cluster that this process is connected to.
+    """A Ray cluster that this process is connected to, and what it offers."""
 
-    Attributes:
-        address: ``host:port`` of the cluster's control service.
-        cpus: CPU cores it offers.
-        gpus: GPUs it offers.
-        logs: Ray's log files of a cluster started here, deleted when it stops; None for others.
-        joined: Whether others started it, and this block connected to it.
-    """
-
-    address: str
+    address: str  # ``host:port`` of its control service
     cpus: int
     gpus: int
-    logs: Path | None = None
-    joined: bool = False
+    logs: Path | None = None  # Ray's of a cluster started here, deleted when it stops
+    joined: bool = False  # whether others started it, and this block connected to it
 
     @property
     def is_here(self) -> bool:
@@ -118,12 +110,11 @@ def ray_cluster(
         stack.callback(ray.shutdown)
         with _environment(own):
             require_started(starter.submit(ray.init, **options).exception(), target)
-        if target == LOCAL:
-            require_loopback(set(listening_addresses()) - sockets_before)
-            logs = Path(ray._private.worker._global_node.get_logs_dir_path())
-            yield replace(_describe(), logs=logs)
-        else:
+        if target != LOCAL:
             yield replace(_describe(), joined=True)
+            return
+        require_loopback(set(listening_addresses()) - sockets_before)
+        yield replace(_describe(), logs=Path(ray._private.worker._global_node.get_logs_dir_path()))
 
 
 def cluster_address(address: str | None) -> str:
@@ -134,16 +125,10 @@ def cluster_address(address: str | None) -> str:
 def worker_environment(*, local: bool) -> dict[str, str]:
     """Return the environment variables that every worker gets.
 
-    Args:
-        local: Whether the workers run on this machine, so that this checkout's path means
-            something to them and its accelerators are theirs.
-
-    Returns:
-        Names and values. ``OMP_WAIT_POLICY=PASSIVE`` because two spinning thread teams on few
-        cores can make a small forward pass thirty times slower.
+    ``local`` workers run on this machine: its paths and accelerators are theirs.
     """
     env = {
-        "OMP_WAIT_POLICY": "PASSIVE",
+        "OMP_WAIT_POLICY": "PASSIVE",  # two spinning teams on few cores can be 30 times slower
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_USAGE_STATS_ENABLED": "0",
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -165,7 +150,6 @@ def worker_environment(*, local: bool) -> dict[str, str]:
 
 
 def _private_settings() -> dict[str, str]:
-    """Return what a local cluster needs in this process's environment."""
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every socket on 127.0.0.1
         "RAY_AUTH_MODE": "token",
@@ -223,9 +207,8 @@ def _check_reachable(target: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
-        raise ClusterError(
-            "the Ray cluster must answer", f"{target} ({error})", "Start it or correct the address."
-        ) from error
+        found, remedy = f"{target} ({error})", "Start it or correct the address."
+        raise ClusterError("the Ray cluster must answer", found, remedy) from error
 
 
 def require_started(error: BaseException | None, target: str) -> None:
@@ -273,18 +256,14 @@ def _guarded_folder() -> Iterator[Path]:
 
 
 def listening_addresses() -> list[tuple[str, str, int]]:
-    """List the listening TCP sockets of this process and of all its descendants.
-
-    Returns:
-        (process name, address, port) per socket, sorted.
-    """
+    """Return (name, address, port) of TCP sockets of this process and its descendants, sorted."""
     me = psutil.Process()
     addresses: set[tuple[str, str, int]] = set()
     for process in [me, *me.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            for connection in process.net_connections(kind="inet"):
-                if connection.status == psutil.CONN_LISTEN:
-                    addresses.add((process.name(), connection.laddr.ip, connection.laddr.port))
+            for socket_ in process.net_connections(kind="tcp"):
+                if socket_.status == psutil.CONN_LISTEN:
+                    addresses.add((process.name(), *socket_.laddr))
     return sorted(addresses)
 
 
@@ -298,7 +277,5 @@ def require_loopback(sockets: Iterable[tuple[str, str, int]]) -> None:
 
 def loopback_interface() -> str:
     """Return the name of the interface that holds 127.0.0.1 ("lo" on Linux, "lo0" on macOS)."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(a.address == "127.0.0.1" for a in addresses):
-            return name
-    raise ClusterError("the machine must have a loopback interface with address 127.0.0.1")
+    interfaces = psutil.net_if_addrs().items()
+    return next(name for name, held in interfaces if "127.0.0.1" in [of.address for of in held])

@@ -49,24 +49,15 @@ _log: Final = logging.getLogger("umim.serve")
 
 @dataclass(frozen=True)
 class Replicas:
-    """Number of replicas, and the hardware of each.
+    """Number of replicas, the hardware of each, and their cluster."""
 
-    Attributes:
-        count: Replicas, or the fewest of them.
-        most: Up to so many as the queue grows; ``count`` by default.
-        cpus: CPU cores of each.
-        gpus: GPUs of each.
-        address: Cluster, as of ``ray_cluster``; one of this machine by default.
-    """
-
-    count: int = 2
-    most: int | None = None
+    count: int = 2  # or the fewest
+    most: int | None = None  # as the queue grows; ``count`` by default
     cpus: float = 1.0
     gpus: float = 0.0
-    address: str | None = None
+    address: str | None = None  # as of ``ray_cluster``
 
     def options(self, sizes: BatchSizes) -> dict[str, Any]:
-        """Return Ray Serve's options of the deployment."""
         most = self.most or self.count
         rule, found = "--max-replicas must be at least --replicas", f"{most} and {self.count}"
         require(most >= self.count, ConfigError, rule, found, "Raise it, or leave it out.")
@@ -86,17 +77,14 @@ class Replicas:
 
 
 class EngineReplica:
-    """One replica; Ray Serve makes it.
-
-    Args:
-        load: Arguments of ``Served.load``.
-        sizes: Sizes of its batch.
-        loopback: Whether its own socket, which Ray opens, listens on 127.0.0.1 alone.
-    """
+    """One replica; Ray Serve makes it. ``load`` are arguments of ``Served.load``."""
 
     def __init__(self, load: dict[str, Any], sizes: BatchSizes, loopback: bool) -> None:
-        if loopback:
-            _listen_on_loopback()
+        if loopback:  # for the socket that Ray Serve opens, Ray 2.60 has no option
+            from ray.serve._private import replica
+
+            bind = replica.add_port_to_grpc_server
+            replica.add_port_to_grpc_server = lambda server, _: bind(server, "127.0.0.1:0")
         self._engine = LocalEngine(Served.load(**load), sizes)
         self._engine.start()
 
@@ -106,7 +94,6 @@ class EngineReplica:
             raise ClusterError("the engine of a replica must run", "it has stopped")
 
     def described(self) -> tuple[str, int | None, CallForm | None]:
-        """Return name and positions of the model, and how it calls tools."""
         return self._engine.name, self._engine.positions, self._engine.call_form
 
     async def events(
@@ -116,14 +103,6 @@ class EngineReplica:
         async with aclosing(self._engine.events(body, calls, merging, new_tokens)) as events:
             async for event in events:
                 yield event
-
-
-def _listen_on_loopback() -> None:
-    """Let Ray Serve open this process's socket on 127.0.0.1; Ray 2.60 has no option for it."""
-    from ray.serve._private import replica
-
-    bind = replica.add_port_to_grpc_server
-    replica.add_port_to_grpc_server = lambda server, _: bind(server, "127.0.0.1:0")
 
 
 class ReplicatedEngine:
@@ -150,7 +129,6 @@ class ReplicatedEngine:
         return nullcontext()
 
     async def alive(self) -> bool:
-        """Return whether a replica runs."""
         if self._ended:
             return False
         known = await run_in_threadpool(_deployments, self._handle.app_name)
@@ -198,16 +176,10 @@ def _deployments(application: str) -> list[DeploymentStatusOverview]:
 def replicated(
     load: dict[str, Any], sizes: BatchSizes, replicas: Replicas
 ) -> Iterator[ReplicatedEngine]:
-    """Run replicas for the length of a block.
+    """Give the model for the length of a block, once all replicas run, or the fewest.
 
-    Args:
-        load: Arguments of ``Served.load``.
-        sizes: Sizes of the batch of each replica; requests beyond ``max_rows`` wait in this
-            process, at most ``max_waiting`` of them.
-        replicas: How many, and on what.
-
-    Yields:
-        The model, when all replicas run, or the fewest.
+    ``load`` are arguments of ``Served.load``. Requests beyond ``max_rows`` of a replica wait in
+    this process, at most ``max_waiting`` of them.
     """
     options = replicas.options(sizes)
     try:

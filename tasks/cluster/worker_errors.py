@@ -63,7 +63,7 @@ def cluster_error(rule: str, error: BaseException, again: str) -> UmimError:
 
     cause = first_cause(error)
     if isinstance(cause, UmimError):
-        return _plain(cause)
+        return from_data(as_data(cause))  # Ray adds its own advice to the message
     text = f"{type(cause).__name__}: {cause}".strip()
     lost = isinstance(cause, RayError) and not isinstance(cause, RayTaskError)
     lost |= type(cause).__module__.startswith("ray.train")
@@ -73,19 +73,11 @@ def cluster_error(rule: str, error: BaseException, again: str) -> UmimError:
     return typed_error
 
 
-def _plain(error: UmimError) -> UmimError:
-    """Return a typed error as it was raised; Ray adds its own advice to the message."""
-    value = {} if error.value is None else {"value": error.value}
-    return type(error)(error.rule, remedy=error.remedy, **value)
-
-
 def as_data(error: UmimError) -> dict[str, object]:
-    """Return an error as JSON types."""
     value = {} if error.value is None else {"value": str(error.value)}
     parts = {"rule": error.rule, "remedy": error.remedy, **value}
     return {"error": type(error).__name__, "parts": parts}
 
 
 def from_data(data: dict[str, object]) -> UmimError:
-    """Return the error that `as_data` wrote."""
     return _KINDS[str(data["error"])](**data["parts"])

@@ -93,12 +93,8 @@ def run_on_cluster(
         fits = needed <= room or not cluster.is_here
         require(fits, ClusterError, rule, room, "Name a larger cluster.")
     # Ray ends a worker after each task with a GPU by default; it would load its model every time.
-    remote = ray.remote(
-        num_cpus=cores,
-        num_gpus=gpus,
-        max_calls=0,
-        max_retries=_RESTARTS,
-    )(_call)
+    options = {"num_cpus": cores, "num_gpus": gpus, "max_calls": 0, "max_retries": _RESTARTS}
+    remote = ray.remote(**options)(_call)
     waiting = {remote.remote(job, writes, threads): key for key, job in jobs.items()}
     try:
         while waiting:
@@ -129,8 +125,7 @@ def call_on_worker(
     Args:
         lease: The cluster, started at the first need.
         job: As of `run_on_workers`. Paths in it are absolute.
-        alone: Whether it has all cores of a machine instead, and all GPUs of this one, so that no
-            other call of the cluster runs beside it.
+        alone: Whether it has all cores of a machine instead, and all GPUs of this one.
         writes: As for `run_on_workers`.
     """
     if not calls_leave_this_process(lease.config):

@@ -43,10 +43,8 @@ def _rows(data: Report) -> list[ComparisonRow]:
 
 
 class AblationFigure(NamedTuple):
-    """One figure: its title in plain words, the label of the metric's axis, how to read it."""
-
     title: str
-    axis: str
+    axis: str  # label of the metric's
     caption: str
 
 
@@ -65,7 +63,6 @@ FIGURES: Final = {  # by the metric against token reduction
 
 
 def ablation_table(data: Report) -> Table:
-    """Return the cells under what differs between them and what was measured."""
     rows = _rows(data)
     cells = [cell | {"row": row} for cell, row in zip(data["cells"], rows, strict=True)]
     table = file_table("ablation.txt", cells, variants=variants(rows))
@@ -73,7 +70,6 @@ def ablation_table(data: Report) -> Table:
 
 
 def _note(data: Report, rows: Sequence[ComparisonRow]) -> Iterator[str]:
-    """Yield the sentences below the table."""
     steps, batch, tokens = (data["budget"][name] for name in ("steps", "rows", "tokens"))
     yield (
         f"Budget of every cell: {steps:,} steps of {batch} rows of {tokens:,} tokens "
@@ -140,15 +136,10 @@ def _draw(rows: Sequence[ComparisonRow], metric: str) -> Figure:
     for backbone, lines in own.items():
         axes = {"title": shown_name(backbone), "ylabel": FIGURES[metric].axis}
         axes["xlabel"] = "Token reduction on held-out text (%)"
-        drawn = [
-            Line(
-                name,
-                [(x, y) for x, y, _ in sorted(lines[name])],
-                names.index(name),
-                texts=[text for _, _, text in sorted(lines[name])],
-            )
-            for name in names
-            if lines.get(name)
-        ]
+        drawn = []
+        for index, name in enumerate(names):
+            if found := sorted(lines.get(name, [])):
+                points = [(x, y) for x, y, _ in found]
+                drawn.append(Line(name, points, index, texts=[text for _, _, text in found]))
         panels.append(Panel(drawn, axes=axes))
     return chart(panels)

@@ -68,14 +68,14 @@ def _row(points: list[Report]) -> Report:
         "margin_change": {"mean": mean["margin_difference"], "std": mean["margin_difference_se"]},
         "reach": reach(points, "difference"),
         "margin_reach": reach(points, "margin_difference"),
-        "against": {
-            name: {
-                "difference": _mean(x["difference"] for x in seeds),
-                "reach": reach(seeds, "difference"),
-            }
-            for name in names
-            if (seeds := [comparison[name] for comparison in compared if name in comparison])
-        },
+        "against": {name: _differing([x[name] for x in compared if name in x]) for name in names},
+    }
+
+
+def _differing(seeds: list[Report]) -> Report:
+    return {
+        "difference": _mean(one["difference"] for one in seeds),
+        "reach": reach(seeds, "difference"),
     }
 
 
@@ -106,7 +106,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def label(row: Report) -> str:
-    """Return a row's setting in words, with its threshold where it has one."""
     return f"{row['setting']}" + ("" if row["tau"] is None else f" at τ {row['tau']}")
 
 

@@ -160,7 +160,6 @@ def _legend(figure: Figure, entries: Mapping[str, Artist]) -> None:
 
 
 def wrapped(label: str) -> str:
-    """Return a label in lines that fit next to a figure of half a page's width."""
     return "\n".join(textwrap.wrap(label, _LABEL_WIDTH)) or label
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,26 +43,17 @@ Scores = dict[tuple[str, str], Artifact]
 
 @dataclass
 class Result:
-    """Everything that a cell led to, or that was measured of a checkpoint which is shipped.
+    """Everything that a cell led to, or that was measured of a checkpoint which is shipped."""
 
-    Attributes:
-        cell: None for a shipped one.
-        tokenized: The corpus in the ids of its tokenizer.
-        filtered: The rules of the cell.
-        settings: What was trained, by setting.
-        name: Of the shipped one.
-        leads: Whether it is the headline of the comparison.
-    """
-
-    cell: Cell | None
-    tokenized: Artifact
-    filtered: Artifact | None = None
-    settings: dict[str, Artifact] = field(default_factory=dict)
+    cell: Cell | None  # None for a shipped one
+    tokenized: Artifact  # the corpus in the ids of its tokenizer
+    filtered: Artifact | None = None  # the rules of the cell
+    settings: dict[str, Artifact] = field(default_factory=dict)  # what was trained
     evaluations: dict[str, Artifact] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
     benchmark: Artifact | None = None
-    name: str = ""
-    leads: bool = False
+    name: str = ""  # of a shipped one
+    leads: bool = False  # whether it is the headline of the comparison
 
     @property
     def checkpoints(self) -> dict[str, Path | str]:
@@ -84,7 +76,6 @@ class Result:
 
 
 def comparison_rows(results: Sequence[Result], seed: int) -> list[ComparisonRow]:
-    """Return one row per result and setting that was measured."""
     return [_row(result, setting, seed) for result in results for setting in result.evaluations]
 
 
@@ -102,6 +93,7 @@ def _row(result: Result, setting: str, seed: int) -> ComparisonRow:
     shown["rules"] = float(sum(rule_counts(directory / "rules").values()))
     errors = {name: values.get(f"{name}_se") for name in (*COMPARISON_METRICS, "nats_increase")}
     measured = {
+        "setting": setting,
         "metrics": shown,
         "errors": {name: error for name, error in errors.items() if error is not None},
         "scores": {  # WT shows those of every setting
@@ -111,22 +103,15 @@ def _row(result: Result, setting: str, seed: int) -> ComparisonRow:
         },
     }
     if result.cell is not None:
-        return cell_row(result.cell, setting=setting, seed=seed, **measured)
+        return cell_row(result.cell, seed=seed, **measured)
     config = read_config(directory)
+    made = held_rules(directory / "rules") | config.form() | measured
     trained_with = config.training.get("seed")
-    return ComparisonRow(
-        backbone=config.backbone,
-        setting=setting,
-        seed=trained_with if isinstance(trained_with, int) else None,
-        source="shipped",
-        **config.form(),
-        **held_rules(directory / "rules"),
-        **measured,
-    )
+    known = trained_with if isinstance(trained_with, int) else None
+    return ComparisonRow(backbone=config.backbone, seed=known, source="shipped", **made)
 
 
 def rule_counts(rules: Path) -> dict[int, int]:
-    """Return how many rules of each order a rule directory says it holds."""
     manifest = read_manifest(rules, kind="rules", schema=RULES_SCHEMA, verify=False)
     return {int(n): int(count) for n, count in manifest["rules"].items()}
 
@@ -152,16 +137,11 @@ def cell_label(cell: Cell) -> str:
 
 def require_own_names(recipe: str, cells: Sequence[Cell]) -> None:
     """Refuse cells whose checkpoints would get one name."""
-    seen: dict[str, Cell] = {}
-    for cell in cells:
-        name = own_name(recipe, cell_label(cell))
-        rule = "every cell of a recipe needs a name of its own on the command line"
-        remedy = (
-            "Leave one out, put it into a recipe of its own, or name its backbone by another path: "
-            "of a backbone the last part counts."
-        )
-        alone = seen.setdefault(name, cell) is cell
-        require(alone, ConfigError, rule, f"{name} twice", remedy)
+    rule = "every cell of a recipe needs a name of its own on the command line"
+    remedy = "Leave one out, or name its backbone by a path with another last part."
+    names = Counter(own_name(recipe, cell_label(cell)) for cell in cells)
+    name, times = names.most_common(1)[0]
+    require(times == 1, ConfigError, rule, f"{name} twice", remedy)
 
 
 def short_name(backbone: str) -> str:
@@ -201,11 +181,7 @@ def record_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact) 
             metrics = {name: point.get(name) for name in _OF_A_POINT}
             key = sha256_bytes(canonical_json([run.key, params, metrics]).encode())
             tau = "" if params["tau"] is None else f" τ {params['tau']}"
+            name = f"{params['setting']}{tau} {model}"
             run.tracker.comparison_run(
-                run.key,
-                key,
-                f"{params['setting']}{tau} {model}",
-                params,
-                metrics,
-                source=ADAPTATION_SOURCE,
+                run.key, key, name, params, metrics, source=ADAPTATION_SOURCE
             )

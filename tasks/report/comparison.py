@@ -13,16 +13,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     field_serializer,
     field_validator,
-    model_serializer,
-    model_validator,
 )
 
 from tasks.report.render import Table, file_table, fitted
 from umim_core.adaptation.settings import BASE, WT, setting_names
-from umim_core.config.form import ModuleForm
+from umim_core.config.form import ModuleForm, Positions
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 from umim_core.rules.ruleset import RULES_SCHEMA, RuleOrigin
 from umim_core.store.artifacts import read_manifest
@@ -76,11 +73,8 @@ class ComparisonRow(ModuleForm):
 
     Attributes:
         rule_source: What made the rules: frequency, confidence, a list, or a directory by name.
-        tau: Count threshold of the rules; None where they have none.
         min_probability: What every token of a confident span exceeds; None where unknown.
         setting: Which checkpoint and rules were used (``umim_core.adaptation.settings``).
-        seed: Seed of the training run; None where unknown.
-        source: Whether this run made the checkpoint or it is shipped with the package.
         metrics: Values by name: ``COMPARISON_METRICS`` without accuracies,
             ``ppl_base_ood_<corpus>`` and ``ppl_umim_ood_<corpus>``, and some of a mixture's
             parts, ``top1_part_<part>`` for one. Ratios, not percent. A missing one was not
@@ -90,8 +84,12 @@ class ComparisonRow(ModuleForm):
             ``TASK_TR``, 0..1. The setting WT holds every setting of its cell.
     """
 
-    model_config = ConfigDict(allow_inf_nan=True)
+    # Files of former versions have a field more.
+    model_config = ConfigDict(
+        allow_inf_nan=True, extra="ignore", validate_by_name=True, serialize_by_alias=True
+    )
 
+    module_positions: Positions = Field(default="none", alias="positions")
     backbone: str
     revision: str | None = None
     rule_source: str = "frequency"
@@ -108,19 +106,6 @@ class ComparisonRow(ModuleForm):
     metrics: dict[str, float | None] = Field(default_factory=dict)
     errors: dict[str, float] = Field(default_factory=dict)
     scores: dict[tuple[str, str], dict[str, Measured]] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_files(cls, row: Any) -> Any:
-        if not isinstance(row, dict):
-            return row
-        named = {"module_positions" if n == "positions" else n: v for n, v in row.items()}
-        return {name: value for name, value in named.items() if name != "method"}  # of older ones
-
-    @model_serializer(mode="wrap")
-    def _in_files(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        row: dict[str, Any] = fields(self)
-        return {"positions" if n == "module_positions" else n: v for n, v in row.items()}
 
     @field_validator("scores", mode="before")
     @classmethod
@@ -149,12 +134,10 @@ class ComparisonRow(ModuleForm):
 
     @property
     def model(self) -> str:
-        """The backbone as tables name it."""
         return shown_name(self.backbone)
 
     @property
     def rules_by(self) -> str:
-        """Origin of the rules in words."""
         sure = f" {self.min_probability:g}" if self.min_probability else ""
         return f"{self.rule_source}{sure}"
 
@@ -196,7 +179,6 @@ class ComparisonRow(ModuleForm):
         return ours / base if base and ours else None
 
     def measurement(self, name: str) -> dict[str, float | None] | None:
-        """Return a metric with its standard error; None where the metric is missing."""
         value = self.metric(name)
         if name == "nats_increase":
             value = None if self.ppl_ratio is None else math.log(self.ppl_ratio)

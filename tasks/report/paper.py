@@ -109,11 +109,11 @@ class Ours(Model):
             raise ConfigError("a result file must exist", str(path), f"There are {known}.")
         results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         first = next(iter(results.get("settings") or ()), None)
-        rows = [
-            self._worded(_undiffering(row) if row.get("setting") == first else row)
-            for row in walk(results, self.rows)
-            if self._shown(row)
-        ]
+        rows = [self._worded(row) for row in walk(results, self.rows) if self._shown(row)]
+        for row in rows:
+            if row.get("setting") == first:  # has no differences to itself
+                for name in [name for name in row if name.endswith("_difference")]:
+                    del row[name]
         rule = f"{self.file} must have rows of {self.rows}"
         require(bool(rows), ConfigError, rule, self.where, "Correct the entry.")
         return results, rows
@@ -137,11 +137,6 @@ def _amount(row: Mapping[str, Any]) -> str:
         return amount
     answers = "one answer" if row["answers"] == 1 else f"{row['answers']} answers each"
     return f"{amount}, {answers} of at most {row['new_tokens']:,} tokens"
-
-
-def _undiffering(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the first setting without its differences to itself."""
-    return {name: value for name, value in row.items() if not name.endswith("_difference")}
 
 
 def _field(row: Mapping[str, Any], name: str) -> Any:
@@ -174,8 +169,6 @@ class Unsound(Model):
 
 
 class NotRun(Model):
-    """A part of a table that was not run, and the reason."""
-
     what: str
     why: str
 
@@ -231,16 +224,13 @@ def paper_tables(folder: Path = PAPER_TABLES) -> list[PaperTable]:
 
 @dataclass(frozen=True)
 class PaperPage:
-    """The page as Markdown and as HTML, and the list of tables that leads it."""
-
     markdown: str
     html: str
-    overview: Table
+    overview: Table  # the list of tables that leads it
 
 
-def paper_page(results: Path, folder: Path | None = None) -> PaperPage:
-    read = paper_tables() if folder is None else paper_tables(folder)
-    tables = [table.with_results(results) for table in read]
+def paper_page(results: Path, folder: Path = PAPER_TABLES) -> PaperPage:
+    tables = [table.with_results(results) for table in paper_tables(folder)]
     overview = _overview(tables)
     shown_tables = [_section(table, results) for table in tables]
     place = overview.headings.index("measured")
@@ -276,12 +266,8 @@ def _measured(table: PaperTable) -> str:
 def _in_the_paper(table: PaperTable) -> str:
     if table.kind != "figures":
         return KINDS[table.kind].replace(";", ",").partition(",")[0]
-    marks = [
-        table.marks(row, name)
-        for row in table.rows
-        for name, cell in zip(table.names, row, strict=True)
-        if isinstance(cell, int | float)
-    ]
+    cells = [(row, *pair) for row in table.rows for pair in zip(table.names, row, strict=True)]
+    marks = [table.marks(row, name) for row, name, cell in cells if isinstance(cell, int | float)]
     unsound = sum(map(bool, marks))
     return f"{len(marks)} figures" + (f", {unsound} †" if unsound else "")
 
@@ -292,13 +278,10 @@ def _section(table: PaperTable, results: Path) -> Report:
         {"of": own, "table": table_markdown(own.table(results)), "limits": own.limits(results)}
         for own in table.ours
     ]
-    return {
-        "heading": f"{table.label}: {table.title}",
-        "of": table,
-        "kind": "" if table.kind == "figures" else KINDS[table.kind],
-        "printed": table_markdown(_printed(table)) if table.rows else "",
-        "ours": ours,
-    }
+    kind = "" if table.kind == "figures" else KINDS[table.kind]
+    printed = table_markdown(_printed(table)) if table.rows else ""
+    heading = f"{table.label}: {table.title}"
+    return {"heading": heading, "of": table, "kind": kind, "printed": printed, "ours": ours}
 
 
 def _printed(table: PaperTable) -> Table:

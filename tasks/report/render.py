@@ -175,23 +175,17 @@ def columns_table(
         [line.partition("|")[::2] for line in caller(row).splitlines() if line.strip()]
         for row in rows
     ]
-    columns = [
-        (
-            heads[0].strip(" <>"),
-            any(head.startswith("<") for head in heads)
-            or (place == 0 and not heads[0].startswith(">")),
-            [cell.strip() for cell in cells],
-        )
-        for place, (heads, cells) in enumerate(
-            zip(*column, strict=True) for column in zip(*lines, strict=True)
-        )
-    ]
-    shown = [column for column in columns if not measured or set(column[2]) != {DASH}]
-    return Table(
-        tuple(heading for heading, _, _ in shown),
-        tuple(zip(*(cells for _, _, cells in shown), strict=True)),
-        left=tuple(place for place, (_, left, _) in enumerate(shown) if left),
-    )
+    headings, columns, left = list[str](), list[list[str]](), list[int]()
+    for place, column in enumerate(zip(*lines, strict=True)):
+        cells = [cell.strip() for _, cell in column]
+        if measured and set(cells) == {DASH}:
+            continue
+        first = place == 0 and not column[0][0].startswith(">")
+        if first or any(head.startswith("<") for head, _ in column):
+            left.append(len(columns))
+        headings.append(column[0][0].strip(" <>"))
+        columns.append(cells)
+    return Table(tuple(headings), tuple(zip(*columns, strict=True)), left=tuple(left))
 
 
 def file_table(name: str, rows: Iterable[Any], **shared: Any) -> Table:

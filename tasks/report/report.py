@@ -76,11 +76,9 @@ class ReportData(BaseModel):
     chance: float | dict[str, float] | None = None
 
     def chance_of(self, task: str) -> float | None:
-        """Return the accuracy of guessing on a task, or None where it is unknown."""
         return self.chance.get(task) if isinstance(self.chance, dict) else self.chance
 
     def base_rows(self) -> list[ComparisonRow]:
-        """Return the rows that were not adapted to the task."""
         return [row for row in self.rows if row.setting == WT]
 
 
@@ -98,10 +96,7 @@ class ReportFigure:
 
 
 def draw_figures(data: ReportData) -> list[ReportFigure]:
-    drawn = (
-        *(_saving(data), _accuracy(data)),
-        *(_losses(data.curves), _speed(data.throughput)),
-    )
+    drawn = (_saving(data), _accuracy(data), _losses(data.curves), _speed(data.throughput))
     return [figure for figure in drawn if figure is not None]
 
 
@@ -182,11 +177,10 @@ def _losses(curves: Sequence[Report]) -> ReportFigure | None:
     for curve in drawn:
         axes = {"title": wrapped(curve["label"]), "xlabel": "Step"}
         axes["ylabel"] = _QUANTITIES[curve["quantity"]]
+        train, validation = _gapped(curve["train"]), _gapped(curve["validation"])
         lines = [
-            Line(
-                "training", list(_gapped(curve["train"])), 0, marked=False, look={"linewidth": 1.1}
-            ),
-            Line("validation", list(_gapped(curve["validation"])), 1, look={"markersize": 3.5}),
+            Line("training", train, 0, marked=False, look={"linewidth": 1.1}),
+            Line("validation", validation, 1, look={"markersize": 3.5}),
         ]
         panels.append(Panel([line for line in lines if line.points], axes=axes))
     caption = "Losses while the merge module is trained; the backbone stays frozen."
@@ -256,7 +250,6 @@ _ALIGNED: Final = ("top1", "top3", "top10", "topp", "mrr", "kl", "top1_states", 
 
 
 def write_report(out: Path, data: ReportData) -> None:
-    """Write ``report.html``, ``report.json`` and ``figures/*.svg``."""
     figures = draw_figures(data)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for drawn in figures:
@@ -267,13 +260,13 @@ def write_report(out: Path, data: ReportData) -> None:
 
 
 def _values(data: ReportData, figures: Sequence[ReportFigure]) -> Report:
-    """Return what the page shows."""
     usages = [after_training(place["path"]) for place in data.checkpoints]
     places = [
         {**place, "commands": [line.strip() for line in lines if line.startswith(" ")]}
         for place, lines in zip(data.checkpoints, usages, strict=True)
     ]
     compared = {"summary": summary, "comparison": comparison} if data.rows else {}
+    tables = {name: of(data.rows, data.config) for name, of in compared.items()}
     config = json.dumps(data.config, indent=2, ensure_ascii=False, default=str)
     return {
         "title": f"UMIM report: {data.recipe}",
@@ -283,9 +276,7 @@ def _values(data: ReportData, figures: Sequence[ReportFigure]) -> Report:
         "figures": [drawn for drawn in figures if drawn.name != FIRST],
         "examples": [example | {"caption": _caption(example)} for example in data.examples],
         "comparison": "",
-        **{
-            n: markdown_html(table_markdown(t(data.rows, data.config))) for n, t in compared.items()
-        },
+        **{name: markdown_html(table_markdown(table)) for name, table in tables.items()},
         "places": places,
         "notes": [line for lines in usages[:1] for line in lines if not line.startswith(" ")],
         "tables": markdown_html(report_tables(data)),
@@ -294,7 +285,6 @@ def _values(data: ReportData, figures: Sequence[ReportFigure]) -> Report:
 
 
 def _caption(example: Report) -> str:
-    """Return the label of a text with its figures."""
     tokens, units = sum(n for _, n in example["spans"]), len(example["spans"])
     reduction = 100 * (1 - units / tokens) if tokens else 0.0
     return f"{example['label']}: {tokens} tokens, {units} units, TR {reduction:.1f} %"
@@ -363,13 +353,11 @@ def agreement(row: ComparisonRow) -> float:
 
 def _cards(row: ComparisonRow) -> dict[str, str]:
     perplexities = [row.metric(name) for name in ("ppl_base", "ppl_umim")]
-    accuracies = row.accuracies() or (None,)
+    accuracies = [formatted(one, ".1f", 0.01) for one in row.accuracies() or (None,)]
     return {
         "token reduction": formatted(row.metric("token_reduction"), ".1f", 0.01) + " %",
         "Top-1 agreement with the base model": formatted(row.metric("top1"), ".3f"),
         "perplexity, base → UMIM": " → ".join(formatted(one, ",.1f") for one in perplexities),
-        "task accuracy in %, base → UMIM": " → ".join(
-            formatted(one, ".1f", 0.01) for one in accuracies
-        ),
+        "task accuracy in %, base → UMIM": " → ".join(accuracies),
         "prefill speed, UMIM / base": formatted(row.metric("prefill_speedup"), ".2f") + "×",
     }

@@ -88,11 +88,7 @@ def check_settings(recipe: TableRecipe) -> None:
 
 
 def check_named(recipe: RunRecipe, flow_name: str) -> None:
-    """Refuse what a recipe names and is not there: a flow would miss it after hours.
-
-    These are checkpoints, rule directories, patterns of protected tokens, texts of a table, and its
-    backbone.
-    """
+    """Refuse what a recipe names and is not there: a flow would miss it after hours."""
     checkpoints: Sequence[str] = ()
     if isinstance(recipe, Recipe):
         checkpoints = recipe.shipped if flow_name == _WHOLE else ()
@@ -120,15 +116,14 @@ def check_positions(recipe: Recipe) -> None:
     wanted = {"segment_length": recipe.segment_length}
     if recipe.adapt is not None and any(cell.adapt for cell in recipe.cells):
         wanted["adapt.max_tokens"] = recipe.adapt.max_tokens
-    wanted |= _timed("benchmark", recipe.benchmark)
+    timed = _timed("benchmark", recipe.benchmark)
     for cell in dict.fromkeys((cell.backbone, cell.revision) for cell in recipe.cells):
-        _check_model(*cell, wanted)
+        _check_model(*cell, wanted | timed)
     if isinstance(recipe.corpus, GeneratedCorpus):
         trajectory = {"corpus.max_tokens": recipe.corpus.max_tokens}
         _check_model(recipe.corpus.model, recipe.corpus.revision, trajectory)
     for name in recipe.shipped:
         if why_absent(name, local_files_only=True) is None:
-            timed = _timed("benchmark", recipe.benchmark)
             _check_checkpoint(name, {"segment_length": recipe.segment_length, **timed})
     headline = recipe.headline
     if headline and why_absent(headline.checkpoint, local_files_only=True) is None:
@@ -136,7 +131,7 @@ def check_positions(recipe: Recipe) -> None:
 
 
 def check_backbones(recipe: Recipe) -> list[str]:
-    """Refuse backbones that do not exist; no weights are read or fetched for it.
+    """Refuse backbones that do not exist, by their configurations alone.
 
     Returns:
         The hub repositories that cannot be looked up: neither on this machine nor within reach.
@@ -220,11 +215,10 @@ def _check_model(name: str, revision: str | None, wanted: Mapping[str, int]) -> 
             resolve_backbone(name), revision=revision, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
-        raise BackboneError(
-            "a backbone must be a known name, a directory or a reachable hub repository",
-            f"{name!r}: {str(error).strip().splitlines()[0]}",
-            "Check the name; offline machines need a local directory.",
-        ) from error
+        rule = "a backbone must be a known name, a directory or a reachable hub repository"
+        found = f"{name!r}: {str(error).strip().splitlines()[0]}"
+        remedy = "Check the name; offline machines need a local directory."
+        raise BackboneError(rule, found, remedy) from error
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     for field, tokens in wanted.items():
         fits = not isinstance(limit, int) or tokens <= limit

@@ -111,8 +111,6 @@ def site_of(root: Path, recipe: AnyRecipe, lease: ClusterLease) -> Site:
 
 @dataclass
 class PipelineRun(Generic[R]):
-    """An open pipeline run."""
-
     recipe: R
     root: Path
     lease: ClusterLease
@@ -124,7 +122,6 @@ class PipelineRun(Generic[R]):
 
     @property
     def site(self) -> Site:
-        """Where its stages are built."""
         return site_of(self.root, self.recipe, self.lease)
 
     def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
@@ -179,12 +176,7 @@ class PipelineRun(Generic[R]):
             artifact.key,
             {"config": manifest["config"], "inputs": manifest["inputs"]},
             {**artifact.metrics, "seconds": float(manifest["facts"]["seconds"])},
-            [
-                (n, int(row["step"]), value)
-                for row in curve
-                for n, value in row.items()
-                if n != "step"
-            ],
+            [(n, int(row["step"]), row[n]) for row in curve for n in row if n != "step"],
             artifacts=_files_to_show(artifact),
             inputs=[
                 RunInput(name, str(digest), artifact.stage, context)
@@ -206,7 +198,7 @@ class PipelineRun(Generic[R]):
             create_markdown_artifact("\n".join(shown), key=f"umim-{result.stage}")
 
     def link(self) -> str:
-        """Say where MLflow shows the run's comparison; empty if that is not known now."""
+        """Say where MLflow shows the run's comparison; empty if the store never answered."""
         adapts = isinstance(self.recipe, AdaptationRecipe)
         return self.tracker.link(adaptation_rows(self.recipe.task_name) if adapts else "")
 
@@ -260,10 +252,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     with on_stop(partial(killed.finish, key, "KILLED")):
         finished = False
         try:
-            with (
-                verifying_once(),
-                ClusterLease(recipe.cluster, root) as lease,
-            ):
+            with verifying_once(), ClusterLease(recipe.cluster, root) as lease:
                 run = PipelineRun(recipe, root, lease, tracker, key)
                 yield run
             finished = True

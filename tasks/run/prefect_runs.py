@@ -53,12 +53,9 @@ def prefect_must_answer() -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as error:
-        away = ClusterError(
-            "Prefect's server must answer when a flow run begins and ends",
-            _shown(f"{PREFECT_API_URL.value()}: {error}"),
-            "Start it, or unset PREFECT_API_URL; the same command again finds every finished stage "
-            "and ends at once.",
-        )
+        rule = "Prefect's server must answer when a flow run begins and ends"
+        remedy = "Start it, or unset PREFECT_API_URL; the same command finds its finished stages."
+        away = ClusterError(rule, _shown(f"{PREFECT_API_URL.value()}: {error}"), remedy)
         before: BaseException | None = error
         while before is not None and not isinstance(before, UmimError):
             before = before.__cause__ or before.__context__
@@ -102,10 +99,8 @@ def _require_own_checkout() -> None:
         place = CHECKOUT if worker is None else Path(worker.cwd())
     except psutil.Error:  # of another user, or gone
         return
-    checkouts = (
-        at for at in (place, *place.parents) if (at / "flows" / "pipeline_flows.py").is_file()
-    )
-    other = next(checkouts, CHECKOUT)
+    places = (place, *place.parents)
+    other = next((at for at in places if (at / "flows/pipeline_flows.py").is_file()), CHECKOUT)
     rule = "a Prefect worker must run the flows of the checkout that it was started in"
     found = f"{CHECKOUT}, by a worker in {other}"
     remedy = "Start the worker in that checkout, or with the environment of its own."
@@ -160,7 +155,10 @@ def deploy() -> None:
     A work pool that is there stays as it is: its concurrency limit is the operator's.
     """
     _prefect("work-pool", "create", POOL, "--type", "process")  # refused where there is one
-    _require("deploy", "--all")
+    done = _prefect("deploy", "--all")
+    if done.returncode:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise _refused("deploy --all", " ".join(last))
     text = (CHECKOUT / "infra" / "crashed-runs.yaml").read_text(encoding="utf-8")
     automation = Automation.model_validate(yaml.safe_load(text))
     try:
@@ -182,16 +180,6 @@ def _prefect(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _require(*command: str) -> None:
-    done = _prefect(*command)
-    if done.returncode:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise _refused(" ".join(command), " ".join(last))
-
-
 def _refused(what: str, why: str) -> ClusterError:
-    return ClusterError(
-        "Prefect's server must take deployments",
-        _shown(f"{what}: {why}"),
-        "Start it, and set PREFECT_API_URL to its address.",
-    )
+    rule, remedy = "Prefect's server must take deployments", "Start it, and set PREFECT_API_URL."
+    return ClusterError(rule, _shown(f"{what}: {why}"), remedy)

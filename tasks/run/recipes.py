@@ -24,29 +24,31 @@ def recipe_names(folder: str = "") -> list[str]:
 
 
 def all_names() -> list[str]:
-    """Return the names of all shipped recipes."""
     return [*recipe_names(), *recipe_names("tables/"), *recipe_names("adaptation/")]
 
 
 def find_recipe(name: str) -> AnyRecipe:
     """Load a recipe by name, or by path when it ends in ``.yaml``."""
     if name.endswith((".yaml", ".yml")):
+        path = Path(name)
         remedy = (
             "`python -m flows recipes` lists the recipes. Relative paths start at the working "
             "directory, those of a deployment at the checkout of its worker."
         )
-        shown = f"{name}, that is {Path(name).resolve()}"
-        require(Path(name).is_file(), ConfigError, "a recipe file must exist", shown, remedy)
-        return _checked(load_any_recipe(Path(name)))
-    known = all_names()
-    rule = f"recipe must be one of {', '.join(known)}, or a path ending in .yaml"
-    remedy = did_you_mean(name, known) or "`python -m flows recipes` describes them."
-    require(name in known, ConfigError, rule, name, remedy)
-    return _checked(load_any_recipe(RECIPES / f"{name}.yaml"))
+        shown = f"{name}, that is {path.resolve()}"
+        require(path.is_file(), ConfigError, "a recipe file must exist", shown, remedy)
+    else:
+        known, path = all_names(), RECIPES / f"{name}.yaml"
+        rule = f"recipe must be one of {', '.join(known)}, or a path ending in .yaml"
+        remedy = did_you_mean(name, known) or "`python -m flows recipes` describes them."
+        require(name in known, ConfigError, rule, name, remedy)
+    recipe = load_any_recipe(path)
+    _check(recipe)
+    return recipe
 
 
-def _checked(recipe: AnyRecipe) -> AnyRecipe:
-    """Return a recipe whose tasks and settings are known and fit its corpus."""
+def _check(recipe: AnyRecipe) -> None:
+    """Refuse tasks and settings that are not known or do not fit the corpus."""
     if isinstance(recipe, Recipe):
         tasks = [TASKS.find(name) for name in recipe.tasks]
         adapts = any(cell.adapt for cell in recipe.cells)
@@ -75,7 +77,6 @@ def _checked(recipe: AnyRecipe) -> AnyRecipe:
 
             for control in recipe.controls:
                 find_control(control)
-    return recipe
 
 
 def refuse_part(recipe: AnyRecipe, flow: str) -> None:
@@ -89,16 +90,12 @@ def refuse_part(recipe: AnyRecipe, flow: str) -> None:
 def confirmed(recipe: AnyRecipe) -> TableRecipe:
     """Return a table's recipe that may run programs of a model."""
     if not isinstance(recipe, TableRecipe):
-        raise ConfigError(
-            "--confirm-run-unsafe-code is for tables with a task that runs programs of a model",
-            f"recipe {recipe.name}",
-            "Leave it out.",
-        )
+        rule = "--confirm-run-unsafe-code is for tables with a task that runs programs of a model"
+        raise ConfigError(rule, f"recipe {recipe.name}", "Leave it out.")
     return recipe.model_copy(update={"confirm_run_unsafe_code": True})
 
 
 def newest_report() -> Path:
-    """Return the newest report page under the artifact root."""
     finished = (artifact_root() / "report").glob("*/manifest.json")  # written last
     pages = [path.with_name("report.html") for path in finished if path.parent.suffix == ""]
     rule, remedy = "a report must have been made", "Make one: python -m flows run embedded."

@@ -28,7 +28,6 @@ from umim_core.errors import ClusterError, require
 from umim_core.store.locking import directory_lock
 
 START_SECONDS: Final = 180.0
-_HIDDEN_SECONDS: Final = 20.0
 _STOP_SECONDS: Final = 15.0
 _ANSWER_SECONDS: Final = 2.0
 _LOOPBACK: Final = "127.0.0.1"
@@ -40,26 +39,17 @@ _WORK: Final = '"$0" -m flows deploy && exec "$0" -m prefect worker start --pool
 
 @dataclass(frozen=True)
 class Service:
-    """A process to be kept running.
-
-    Attributes:
-        name: Of its log.
-        command: What starts it.
-        health: Address that answers with success when it can be used; of a worker of Prefect that
-            of its pool's workers, among which it is.
-        port: Where it listens; a worker does not.
-        environment: Besides the command line's.
-    """
+    """A process to be kept running."""
 
     name: str
     command: Sequence[str]
+    # Answers with success when it can be used; of a Prefect worker: lists those of its pool.
     health: str
-    port: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    port: int | None = None  # a worker does not listen
+    environment: Mapping[str, str] = field(default_factory=dict)  # besides the command line's
 
     @property
     def url(self) -> str | None:
-        """Its address; None for a service that does not listen."""
         return None if self.port is None else f"http://{_LOOPBACK}:{self.port}"
 
 
@@ -99,16 +89,13 @@ def local_services(
     if "MLFLOW_BACKEND_STORE_URI" not in os.environ:
         track += ["--backend-store-uri", sqlite_address(folder / "mlflow.db")]
     worker = "prefect-worker"
+    work = ["sh", "-c", _WORK, sys.executable, POOL, worker]
+    workers = f"{api}/work_pools/{POOL}/workers/filter"
     addresses = {"PREFECT_API_URL": api, "MLFLOW_TRACKING_URI": mlflow}
     return [
         Service("prefect-server", serve, f"{api}/health", prefect_port, quiet),
         Service("mlflow", track, f"{mlflow}/health", mlflow_port, quiet),
-        Service(
-            worker,
-            ["sh", "-c", _WORK, sys.executable, POOL, worker],
-            f"{api}/work_pools/{POOL}/workers/filter",
-            environment=quiet | addresses,
-        ),
+        Service(worker, work, workers, environment=quiet | addresses),
     ]
 
 
@@ -120,15 +107,14 @@ def up(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
             if service.port is not None:  # another call may have started it meanwhile
                 _port(folder, service.name, service.port, service.port)
             began = _state(folder, service).state == "down" and _start(folder, service)
-            start = seen = time.monotonic()
+            deadline = time.monotonic() + START_SECONDS
             while (state := _state(folder, service)).state != "running":
-                now, lives = time.monotonic(), began and began.poll() is None
-                seen = seen if state.state == "down" else now
-                why = f"no answer in {START_SECONDS:.0f} s" if now > start + START_SECONDS else ""
                 # A process shows no environment while it begins, or changes its program.
-                if state.state == "down" and not (lives and now < seen + _HIDDEN_SECONDS):
-                    why = "the system does not show it as a service" if lives else "it has ended"
-                    if began and lives:  # `down` would not find it
+                hidden = state.state == "down" and began and began.poll() is None
+                why = "" if state.state == "starting" or hidden else "it has ended"
+                if time.monotonic() > deadline:
+                    why = f"no answer in {START_SECONDS:.0f} s"
+                    if began and hidden:  # `down` would not find it
                         os.killpg(began.pid, signal.SIGKILL)
                 rule, remedy = f"{service.name} must start", f"Its last lines are in {state.log}."
                 require(not why, ClusterError, rule, why, remedy)
@@ -152,7 +138,6 @@ def down(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
 
 
 def status(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
-    """Return how each service is."""
     return [_state(folder, service) for service in services]
 
 

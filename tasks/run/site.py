@@ -11,7 +11,7 @@ from pathlib import Path
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import LOCAL, cluster_address
 from tasks.cluster.worker_tasks import calls_leave_this_process
-from umim_core.config.recipe import BackboneDtype, ClusterConfig, Device
+from umim_core.config.recipe import BackboneDtype, Device
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Site:
         On this machine these are its processor and the threads: torch's own in this process, all
         cores of the cluster on a worker. Of a cluster elsewhere it is the address.
         """
-        config: ClusterConfig = self.lease.config
+        config = self.lease.config
         if not calls_leave_this_process(config):
             import torch
 
@@ -53,8 +53,8 @@ class Site:
 
 def machine_name(threads: int) -> str:
     """Return the name of this machine's processor, and so many threads."""
-    processor, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if info.is_file():
-        model = re.search(r"^model name\s*: (.*)$", info.read_text(encoding="utf-8"), re.MULTILINE)
-        processor = model[1] if model else processor
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(encoding="utf-8") if info.is_file() else ""
+    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    processor = model[1] if model else platform.processor() or platform.machine()
     return f"{processor}, {threads} threads"

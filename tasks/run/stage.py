@@ -53,7 +53,7 @@ _REMEDY: Final = "Free space or set UMIM_ROOT to another place, then run the sam
 _LIBRARIES: Final = ("umim", "torch", "transformers", "tokenizers", "numpy", "ray", "deepspeed")
 Metrics = dict[str, float]
 P = ParamSpec("P")
-_verified: ContextVar[set[Path] | None] = ContextVar("verified", default=None)
+_verified: ContextVar[set[Path]] = ContextVar("verified")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,6 @@ class Artifact:
         return cls(record["stage"], record["key"], path, digest, executed)
 
     def manifest(self) -> dict[str, Any]:
-        """Return the stage's manifest (configuration, inputs, metrics, facts)."""
         return read_manifest(self.path, kind="stage", schema=STAGE_SCHEMA, verify=False)
 
     def part(self, name: str) -> Part:
@@ -86,7 +85,6 @@ class Artifact:
 
     @property
     def metrics(self) -> Metrics:
-        """The numbers the stage recorded."""
         return dict(self.manifest()["metrics"])
 
 
@@ -156,13 +154,10 @@ class Stage(Generic[P]):
 
 @dataclass(frozen=True)
 class StageCall:
-    """A stage with its arguments."""
-
     stage: Stage[...]
     arguments: Mapping[str, Any]
 
     def spec(self, site: Site) -> StageSpec:
-        """Return all that decides the result."""
         stage, (config, inputs) = self.stage, key_parts(self.arguments, self.stage.free)
         config |= {name: getattr(site, name) for name in stage.of_run}
         return StageSpec(
@@ -170,7 +165,6 @@ class StageCall:
         )
 
     def build(self, site: Site) -> Artifact:
-        """Return the artifact; see :func:`run_stage`."""
         return run_stage(
             site.root, self.spec(site), lambda out: self.stage.body(out, site, **self.arguments)
         )
@@ -231,8 +225,6 @@ def key_parts(
 
 @dataclass(frozen=True)
 class StageSpec:
-    """Identity of a stage: name, version, configuration and inputs."""
-
     name: str
     version: int
     config: Mapping[str, object]
@@ -242,7 +234,6 @@ class StageSpec:
 
     @property
     def key(self) -> str:
-        """SHA-256 of name, version, configuration and input digests."""
         parts = [self.name, self.version, dict(self.config), dict(sorted(self.inputs.items()))]
         return sha256_bytes(canonical_json(parts).encode())
 
@@ -264,8 +255,9 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
     """
     name = f"{spec.name}/{spec.key}"
     final = safe_join(root, name)
-    remote, verified = remote_root() if root.resolve() == artifact_root() else None, _verified.get()
-    if remote is None or (verified is not None and final in verified):
+    remote = remote_root() if root.resolve() == artifact_root() else None
+    verified = _verified.get(set())
+    if remote is None or final in verified:
         return _local(final, spec, build)
     with refusals_named(final, _REMEDY), fetching(final):
         if not remote.fetch(name, final):
@@ -273,20 +265,18 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
             if remote.publish(name, final):
                 return artifact
             remote.fetch(name, final)  # another builder was first, its result counts
-        if verified is not None:
-            verified.add(final)  # by the fetch
+        verified.add(final)  # by the fetch
         return _local(final, spec, build)
 
 
 def _local(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
     """Return the artifact of a stage from its directory, building it if there is none."""
-    verified = _verified.get()
+    verified = _verified.get(set())
 
     def look(directory: Path) -> Mapping[str, object]:
-        new = verified is None or final not in verified
+        new = final not in verified
         manifest = read_manifest(directory, kind="stage", schema=STAGE_SCHEMA, verify=new)
-        if verified is not None:
-            verified.add(final)
+        verified.add(final)
         return manifest
 
     def fill(out: Path) -> dict[str, object]:
@@ -361,15 +351,9 @@ def time_lines(artifacts: Sequence[Artifact], elapsed: float, at_a_time: int) ->
             seconds[artifact.stage].append(float(artifact.manifest()["facts"]["seconds"]))
     if not seconds:
         return []
-    ordered = sorted(seconds.items(), key=lambda item: -sum(item[1]))
-    lines = [
-        f"{name:<18}{built:>5}{took:>9}"
-        for name, built, took in (
-            ("stage", "built", "seconds"),
-            *((name, len(times), f"{sum(times):.0f}") for name, times in ordered),
-        )
-    ]
+    lines = [f"{'stage':<18}{'built':>5}{'seconds':>9}"]
+    for name, times in sorted(seconds.items(), key=lambda item: -sum(item[1])):
+        lines.append(f"{name:<18}{len(times):>5}{sum(times):>9.0f}")
     total = sum(map(sum, seconds.values()))
     side_by_side = f"; up to {at_a_time} stages at a time, together {total:.0f} s"
-    shared = side_by_side if at_a_time > 1 else ""
-    return [*lines, f"elapsed: {elapsed:.0f} s{shared}"]
+    return [*lines, f"elapsed: {elapsed:.0f} s{side_by_side if at_a_time > 1 else ''}"]

@@ -88,11 +88,9 @@ def _opened(address: str) -> RemoteRoot:
     try:
         filesystem, path = fsspec.core.url_to_fs(address, use_listings_cache=False)
     except (ImportError, ValueError, *refusals()) as error:
-        raise MissingExtraError(
-            f"UMIM_ROOT={scheme}://... needs a package that reads and writes it",
-            _shown(error),
-            "Install umim[s3], umim[gcs] or umim[azure]; check the variables of its client.",
-        ) from error
+        rule = f"UMIM_ROOT={scheme}://... needs a package that reads and writes it"
+        remedy = "Install umim[s3], umim[gcs] or umim[azure]; check the variables of its client."
+        raise MissingExtraError(rule, _shown(error), remedy) from error
     return RemoteRoot(address.rstrip("/"), DirFileSystem(path.rstrip("/"), filesystem))
 
 
@@ -187,7 +185,6 @@ class RemoteRoot:
         return stages
 
     def manifest(self, name: str, data: bytes | None = None) -> StoredManifest:
-        """Return the manifest of a finished stage, from its bytes if they are here."""
         place = f"stages/{name}/{MANIFEST}"
         return self._parsed(StoredManifest, place, data or self.read(place) or b"")
 
@@ -223,7 +220,6 @@ class RemoteRoot:
         }
 
     def sha256(self, place: str) -> str:
-        """Return the SHA-256 of an object, which is read whole."""
         with self._typed_errors(), self.filesystem.open(place, "rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -272,12 +268,10 @@ class RemoteRoot:
             self.filesystem.put([*map(str, files.values())], [f"{folder}/{name}" for name in files])
 
     def _get(self, folder: str, names: Collection[str], directory: Path) -> None:
-        targets = [safe_join(directory, name) for name in names]
-        for target in targets:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        targets = [str(safe_join(directory, name)) for name in names]
         with self._typed_errors():
             try:
-                self.filesystem.get([f"{folder}/{name}" for name in names], [*map(str, targets)])
+                self.filesystem.get([f"{folder}/{name}" for name in names], targets)
             except FileNotFoundError as error:
                 raise self._altered(folder, f"no {error.filename or error}") from error
 
@@ -300,11 +294,10 @@ class RemoteRoot:
         try:
             yield
         except refusals() as error:
-            raise ArtifactError(
-                f"the storage {self.address} must answer, and allow reading and writing",
-                f"{type(error).__name__}: {_shown(error)}",
-                "Check address, credentials and network, then run the same command again.",
-            ) from error
+            rule = f"the storage {self.address} must answer, and allow reading and writing"
+            remedy = "Check address, credentials and network, then run the same command again."
+            found = f"{type(error).__name__}: {_shown(error)}"
+            raise ArtifactError(rule, found, remedy) from error
 
 
 def modified(entry: Entry) -> float:

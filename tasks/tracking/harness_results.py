@@ -32,8 +32,6 @@ _DESCRIBED: Final = ("n-shot", "n-samples", "versions", "lm_eval_version", "chat
 
 @dataclass(frozen=True)
 class HarnessResults:
-    """A results file of lm-eval."""
-
     path: Path
     key: str
     content: Mapping[str, Any]
@@ -150,11 +148,8 @@ def _read(path: Path) -> HarnessResults:
             row.items()
         json.dumps(content, ensure_ascii=False).encode()  # a lone surrogate is refused here
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
-        raise EvaluationError(
-            "a results file must be as lm-eval writes it",
-            f"{path}: {type(error).__name__}: {error}",
-            _REMEDY,
-        ) from error
+        rule = "a results file must be as lm-eval writes it"
+        raise EvaluationError(rule, f"{path}: {type(error).__name__}: {error}", _REMEDY) from error
     date = _date(path)
     files = {task: path.with_name(f"samples_{task}_{date}.jsonl") for task in content["results"]}
     samples = {task: file for task, file in files.items() if date and file.is_file()}

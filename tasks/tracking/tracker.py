@@ -19,11 +19,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import quote
 
 from tasks.cluster.ray_cluster import CHECKOUT
@@ -67,7 +67,6 @@ _ANSWER_SECONDS: Final = 5.0  # in which a server must say that it is there
 _MAKING_SECONDS: Final = 300.0  # that another process may need to make a database's tables
 _REST_SECONDS: Final = 10.0  # in which a store that was away is not asked again
 _DATABASES: Final = ("sqlite", "postgresql", "mysql", "mssql")
-_BATCH: Final = {"params": 100, "tags": 100, "metrics": 1000}  # MLflow takes no more in a call
 _MAX_VALUE_CHARS: Final = 500
 _NOT_IN_NAMES: Final = re.compile(r"[^\w\-. /:]")
 _NOT_IN_QUERIES: Final = re.compile(r"[^\w.\-@]+")
@@ -78,8 +77,6 @@ _SECRET_NAME: Final = re.compile(
 
 @dataclass(frozen=True)
 class RunInput:
-    """A data set that a run read."""
-
     name: str
     digest: str
     source: str
@@ -116,10 +113,7 @@ def sqlite_address(file: Path) -> str:
 
 
 class Tracker:
-    """Write runs to one MLflow experiment, which is made if it is not there.
-
-    A store that is away is no error of a pipeline's records. Threads may share a tracker.
-    """
+    """Write runs to one MLflow experiment. Threads may share a tracker."""
 
     def __init__(self, uri: str | None = None, root: Path | None = None) -> None:
         default = sqlite_address(CHECKOUT / "mlflow.db")
@@ -269,16 +263,13 @@ class Tracker:
             run_id, folder = run.info.run_id, f"checkpoint/{name}"
             source, tags = f"{run.info.artifact_uri}/{folder}", {"umim.backbone": backbone}
             with self.alone(stage_key):
-                versions = [*client.search_model_versions(f"run_id = '{run_id}'")]
-                if not versions:
+                found = client.search_model_versions(f"run_id = '{run_id}'")
+                if not found:
                     client.log_artifacts(run_id, str(directory), folder)
-                    versions.append(
-                        client.create_model_version(
-                            _NAME, source, run_id, tags, await_creation_for=None
-                        )
-                    )
+                    make = client.create_model_version
+                    found = [make(_NAME, source, run_id, tags, await_creation_for=None)]
             if alias:
-                client.set_registered_model_alias(_NAME, name, str(versions[0].version))
+                client.set_registered_model_alias(_NAME, name, str(found[0].version))
 
         self._files.append(send)
 
@@ -301,20 +292,19 @@ class Tracker:
             self._write(record)
         unsent = sum(not self._write(send, again=False) for send in files)
         if self._missed or unsent:
+            lacks = f"{len(self._missed)} records, files of {unsent} stages or checkpoints"
             logger.warning(
-                "MLflow lacks a part of this run: %d records, files of %d stages or checkpoints "
-                "(%s). Run the same command again once it answers: it records what is missing",
-                len(self._missed),
-                unsent,
+                "MLflow lacks a part of this run: %s (%s). Run the same command again once it "
+                "answers: it records what is missing",
+                lacks,
                 self._reason,
             )
 
     def link(self, rows: str = "") -> str:
         """Say where a person finds the comparison, or the rows that a filter finds.
 
-        Returns:
-            The address, behind the command that shows it if no server does; empty if the experiment
-            is not known.
+        It is the address, behind the command that shows it if no server does; empty if the
+        experiment is not known.
         """
         if not self.experiment_id:
             return ""
@@ -366,11 +356,10 @@ class Tracker:
         except (MlflowException, SQLAlchemyError, ImportError, *refusals()) as error:
             self._client = None
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise TrackingError(
-                "the tracking store must answer, and take what is written",
-                scrubbed(f"{self.uri}: {reason}", self.uri),
-                "Start the server or set MLFLOW_TRACKING_URI.",
-            ) from error
+            rule = "the tracking store must answer, and take what is written"
+            found = scrubbed(f"{self.uri}: {reason}", self.uri)
+            remedy = "Start the server or set MLFLOW_TRACKING_URI."
+            raise TrackingError(rule, found, remedy) from error
 
     @property
     def client(self) -> MlflowClient:
@@ -386,10 +375,9 @@ class Tracker:
             logging.getLogger(noisy).setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
         if client.get_experiment_by_name(_NAME) is None:
+            place = None if self._served else (self.root / "mlruns").as_uri()
             with _others_may_make_it():
-                client.create_experiment(
-                    _NAME, None if self._served else (self.root / "mlruns").as_uri()
-                )
+                client.create_experiment(_NAME, place)
         experiment = client.get_experiment_by_name(_NAME)
         rule = "the MLflow experiment must not be deleted"
         remedy = "Restore it with `mlflow experiments restore`."
@@ -467,19 +455,16 @@ class Tracker:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
         run_id, at = run.info.run_id, run.info.start_time if time_ms is None else time_ms
-        written: dict[str, list[Any]] = {
-            "params": [Param(*item) for item in flatten(params or {}).items()],
-            "tags": [RunTag(*item) for item in (tags or {}).items()],
-            "metrics": [
+        self.client.log_batch(
+            run_id,
+            [
                 Metric(fit_name(name), float(value), at, int(step))
                 for name, step, value in points
                 if math.isfinite(value)
             ],
-        }
-        for what, most in _BATCH.items():
-            for start in range(0, len(written[what]), most):
-                batch = {what: written[what][start : start + most]}
-                self.client.log_batch(run_id, **batch, synchronous=True)
+            [Param(*item) for item in flatten(params or {}).items()],
+            [RunTag(*item) for item in (tags or {}).items()],
+        )
         entries = []
         for entry in inputs:
             # MLflow keeps 36 characters of a digest; the source keeps it whole.
@@ -511,11 +496,10 @@ def _final(metrics: Metrics) -> list[Point]:
 
 
 def _root_id(path: Path) -> str:
-    with suppress(FileNotFoundError):
-        return path.read_text(encoding="ascii")
-    with directory_lock(path, wait_seconds=None):
-        if not path.is_file():
-            write_bytes(path, uuid.uuid4().hex.encode("ascii"))
+    if not path.is_file():
+        with directory_lock(path, wait_seconds=None):
+            if not path.is_file():
+                write_bytes(path, uuid.uuid4().hex.encode("ascii"))
     return path.read_text(encoding="ascii")
 
 
@@ -524,14 +508,8 @@ def _ask(uri: str) -> None:
     from mlflow.utils.credentials import get_default_host_creds
     from mlflow.utils.rest_utils import http_request
 
-    http_request(
-        get_default_host_creds(uri),
-        "/health",
-        "GET",
-        max_retries=0,
-        timeout=_ANSWER_SECONDS,
-        raise_on_status=False,
-    )
+    how = {"max_retries": 0, "timeout": _ANSWER_SECONDS, "raise_on_status": False}
+    http_request(get_default_host_creds(uri), "/health", "GET", **how)
 
 
 @contextmanager
