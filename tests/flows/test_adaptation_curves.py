@@ -78,16 +78,6 @@ def test_every_setting_threshold_seed_and_control_is_a_point(curves: Any) -> Non
     assert body["questions"]["test"] == QUESTIONS
 
 
-def test_differences_are_paired_with_the_base_model(curves: Any) -> None:
-    run, body = curves
-    scored = [a for a in run.artifacts if a.stage == "choice-scores"]
-    base, start = read_scores(scored[0]), read_scores(scored[1])
-    (point,) = [p for p in body["backbones"][0]["points"] if p["setting"] == "WT"]
-    pairs = list(zip(start.hits(), base.hits(), strict=True))
-    assert point["difference"] == pytest.approx(sum(a - b for a, b in pairs) / len(pairs))
-    assert point["gained"] - point["lost"] == sum(a - b for a, b in pairs)
-
-
 def test_scores_of_the_base_model_are_of_its_weights_and_tokenizer(
     curves: Any, tiny_checkpoint: Path
 ) -> None:
@@ -100,7 +90,9 @@ def test_scores_of_the_base_model_are_of_its_weights_and_tokenizer(
     assert others and all(set(inputs) == read for inputs in others)
 
 
-def test_trained_settings_are_compared_with_the_rules_alone_and_with_controls(curves: Any) -> None:
+def test_points_are_paired_with_the_base_and_trained_ones_with_rules_alone_and_controls(
+    curves: Any,
+) -> None:
     run, body = curves
     hits = {
         tuple(artifact.manifest()["config"]["model"][name] for name in ("setting", "tau", "seed")):
@@ -108,8 +100,12 @@ def test_trained_settings_are_compared_with_the_rules_alone_and_with_controls(cu
         for artifact in run.artifacts
         if artifact.stage == "choice-scores"
     }  # fmt: skip
+    base = next(own for (setting, *_), own in hits.items() if setting == "base")
     for point in body["backbones"][0]["points"]:
         setting, tau, seed = point["setting"], point["tau"], point["seed"]
+        gains = np.subtract(hits[setting, tau, seed], base)
+        assert point["difference"] == pytest.approx(gains.mean())
+        assert point["gained"] - point["lost"] == gains.sum()
         if seed is None or point["kind"] == "control":
             assert "against" not in point
             continue

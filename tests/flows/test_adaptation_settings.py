@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,10 @@ import pytest
 
 from support.tiny_pipeline import Walk, walk
 from tasks.report.compare import comparison_rows
-from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact
 from umim_core.adaptation import settings
 from umim_core.adaptation.settings import Setting
 from umim_core.config.recipe import Recipe
-from umim_core.errors import ConfigError
 
 pytestmark = pytest.mark.full  # a whole run is in its fixture
 
@@ -69,11 +66,3 @@ def test_a_setting_from_random_weights_has_the_task_rules_and_its_own_module(run
         task_rules.path / table
     ).read_bytes()
     assert weights(trained) not in (weights(made["WT"]), weights(made[NEW_ROW.name]))
-
-
-def test_a_recipe_names_the_settings_it_wants(tmp_path: Path, tiny_run: Walk) -> None:
-    raw = tiny_run.recipe.model_dump(mode="json")
-    raw["adapt"]["settings"] = ["WT + Rulse"]
-    (tmp_path / "own.yaml").write_text(json.dumps(raw), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"Did you mean 'WT \+ Rules'"):
-        find_recipe(str(tmp_path / "own.yaml"))

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from support.flow_runs import digests
+from support.flow_runs import digests, said, start
 from support.processes import output_of
 from support.ray_nodes import paths
 from support.s3 import s3_server
 from support.small_recipe import RECIPE, write_recipe
 from support.source_tree import ROOT
+from support.tracked_runs import runs_of
 
 _STEP = {
     "max_steps": 3,
@@ -86,3 +87,41 @@ def test_one_seed_leaves_the_same_artifacts_and_object_storage_holds_them(tmp_pa
     assert local == one == two
     for path, manifest in times.items():  # nothing was built a second time
         assert (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes() == manifest
+
+
+RUNS = 8
+KINDS = ("pipeline", "stage")
+STAGES = {
+    "corpus", "task", "tokenize", "count", "filter", "distill", "evaluate", "task-score", "report",
+}  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_eight_pipelines_at_once_share_a_store_that_none_has_made(tmp_path: Path) -> None:
+    processes = []
+    for number in range(RUNS):  # every other one has another root
+        path = tmp_path / f"run-{number}.yaml"
+        recipe = write_recipe(path, cluster={"workers": 0, "cpus": 1})
+        own = {"UMIM_ROOT": str(tmp_path / f"root-{number % 2}")}
+        processes.append(start(path.with_suffix(""), recipe, **own))
+    for number, process in enumerate(processes):
+        assert process.wait() == 0, said(tmp_path / f"run-{number}")
+    held = [digests(tmp_path / f"root-{number}") for number in range(2)]
+    assert not list(tmp_path.glob("root-*/*/*.partial"))
+    reports = [[name for name in own if name.startswith("report/")] for own in held]
+    assert [len(names) for names in reports] == [RUNS // 2, RUNS // 2]
+    one, other = (digests(tmp_path / f"root-{number}", "report") for number in range(2))
+    assert one == other
+    assert {name.split("/")[0] for name in held[0]} == STAGES
+
+    runs = runs_of(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    pipelines, stages = ([r for r in runs if r.data.tags["umim.kind"] == kind] for kind in KINDS)
+    names = sorted(run.data.tags["umim.recipe"] for run in pipelines)
+    assert names == [f"run-{number}" for number in range(RUNS)]
+    assert len(stages) == sum(map(len, held)), "one for each artifact of each root"
+    for run in pipelines:
+        tags = run.data.tags.items()
+        named = {n.split(".")[2]: value for n, value in tags if n.startswith("umim.stage.")}
+        assert set(named) == STAGES and set(named.values()) <= {of.info.run_id for of in stages}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,10 +16,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
 from flows import pipeline_flows
-from flows.cli import app
+from flows.cli import _without_traceback, app
 from flows.launch import _called
-from support.processes import run_command
-from support.shared_services import PrefectServer
 from support.small_recipe import least_recipe
 from support.source_tree import ROOT
 from tasks.cluster.lease import ClusterLease
@@ -29,6 +26,8 @@ from tasks.stages.mine import given_rules_stage
 from tasks.stages.named import NamedRules, NamedTokenizer
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.errors import BackboneError, ClusterError, ConfigError
+
+PART = ("--flow", "mine", "--dry-run")
 
 
 def flows(*arguments: str) -> Result:
@@ -61,16 +60,15 @@ def test_recipes_are_listed_a_line_each_that_fits_a_terminal() -> None:
     [
         (("run", "embeded"), "recipe must be one of"),
         (("run", "nosuch.yaml"), "a recipe file must exist"),
+        (("run", "tables/humaneval-smollm2", *PART), "--flow mine with humaneval-smollm2"),
+        (("run", "adaptation/docstrings-llama", *PART), "--flow mine with docstrings-llama"),
     ],
 )
-def test_unknown_recipe_says_what_there_is(arguments: tuple[str, ...], message: str) -> None:
-    assert message in str(flows(*arguments).exception)
-
-
-@pytest.mark.parametrize("recipe", ["tables/humaneval-smollm2", "adaptation/docstrings-llama"])
-def test_a_recipe_without_parts_refuses_a_part(recipe: str) -> None:
-    error = flows("run", recipe, "--flow", "mine", "--dry-run").exception
-    assert isinstance(error, ConfigError) and f"--flow mine with {Path(recipe).name}" in str(error)
+def test_an_unknown_recipe_or_a_part_of_one_without_parts_is_refused(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    error = flows(*arguments).exception
+    assert isinstance(error, ConfigError) and message in str(error)
 
 
 def test_without_a_server_the_function_of_a_flow_is_called_and_its_stages_are_no_tasks(
@@ -97,28 +95,12 @@ def test_a_flow_whose_server_is_away_says_so() -> None:
         _called(cast(Any, flow))()
 
 
-@pytest.mark.full
-def test_an_error_inside_a_flow_shows_no_traceback(
-    tmp_path: Path, prefect_server: PrefectServer, empty_store: Path
+@pytest.mark.parametrize(("error", "shown"), [(ConfigError("x"), False), (KeyError("x"), True)])
+def test_an_error_that_says_what_to_do_is_logged_without_traceback(
+    error: Exception, shown: bool
 ) -> None:
-    source = {"kind": "text", "paths": [str(tmp_path / "absent.txt")]}
-    recipe = {
-        "name": "absent",
-        "corpus": {"kind": "files", "train": source, "valid": source, "test": source},
-        "cells": [{"backbone": "umim-docs-llama"}],
-        "distill": {"max_steps": 1},
-        "task": None,
-    }
-    (tmp_path / "absent.yaml").write_text(json.dumps(recipe), encoding="utf-8")
-    done = run_command(
-        *(sys.executable, "-m", "flows", "run", tmp_path / "absent.yaml"),
-        UMIM_ROOT=str(tmp_path / "root"),
-        MLFLOW_TRACKING_URI=f"sqlite:///{shutil.copy(empty_store, tmp_path)}",
-        PREFECT_API_URL=prefect_server.url,
-    )
-    assert done.returncode == 1
-    assert "a corpus file must exist" in done.stderr
-    assert "Traceback" not in done.stderr
+    record = logging.makeLogRecord({"exc_info": (type(error), error, None)})
+    assert _without_traceback(record) and bool(record.exc_info) is shown
 
 
 @pytest.mark.parametrize(

@@ -135,38 +135,23 @@ def test_report_page_is_whole_and_offline(run: Finished) -> None:
     assert len(places) == 5 and all(place["path"] in page for place in places)
 
 
-def test_comparison_runs_have_the_names_others_query(run: Finished) -> None:
-    rows = run.runs("comparison")
-    assert {row.data.params["setting"] for row in rows} == {
-        "WT",
-        "WT + Rules",
-        "WT + FT",
-        "Task-Adapted",
-    }
-    first = next(row for row in rows if row.data.params["setting"] == "WT")
-    assert set(COMPARISON_PARAMS) <= set(first.data.params)
-    assert set(COMPARISON_METRICS) <= set(first.data.metrics)
-
-
-def test_stage_runs_are_children_of_the_pipeline_run(run: Finished) -> None:
-    (pipeline,) = run.runs("pipeline")
-    stages = run.runs("stage")
+def test_mlflow_has_rows_stages_curves_and_live_numbers_by_the_names_others_query(
+    run: Finished,
+) -> None:
+    rows = {row.data.params["setting"]: row.data for row in run.runs("comparison")}
+    assert set(rows) == {"WT", "WT + Rules", "WT + FT", "Task-Adapted"}
+    assert set(COMPARISON_PARAMS) <= set(rows["WT"].params)
+    assert set(COMPARISON_METRICS) <= set().union(*(row.metrics for row in rows.values()))
+    (pipeline,), stages = run.runs("pipeline"), run.runs("stage")
+    assert pipeline.info.status == "FINISHED"
     assert {row.data.tags["umim.stage"] for row in stages} == STAGES
     assert {row.data.tags["mlflow.parentRunId"] for row in stages} == {pipeline.info.run_id}
-    assert pipeline.info.status == "FINISHED"
-
-
-def test_training_curves_are_metrics_with_steps(run: Finished) -> None:
-    row = next(r for r in run.runs("stage") if r.data.tags["umim.stage"] == "distill")
-    history = MlflowClient(run.uri).get_metric_history(row.info.run_id, "train_kl")
+    distilled = next(row for row in stages if row.data.tags["umim.stage"] == "distill")
+    history = MlflowClient(run.uri).get_metric_history(distilled.info.run_id, "train_kl")
     assert [point.step for point in history] == [1, 2]
-
-
-def test_the_pipeline_run_has_the_numbers_of_trainings_under_way(run: Finished) -> None:
-    (pipeline,) = run.runs("pipeline")
     for stage in ("distill", "sft", "dpo"):
-        names = {name for name in pipeline.data.metrics if name.startswith(f"live/{stage} ")}
-        assert any(name.endswith("/train_loss") for name in names), stage
+        live = [name for name in pipeline.data.metrics if name.startswith(f"live/{stage} ")]
+        assert any(name.endswith("/train_loss") for name in live), stage
 
 
 def test_the_prefect_run_is_named_by_its_recipe_and_shows_our_lines(run: Finished) -> None:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -58,8 +58,8 @@ def test_it_is_measured_on_its_own_amounts_and_leads() -> None:
     ]
     assert asked.headline is not None
     given = [
-        (call.stage.name, call.arguments.get("config") or call.arguments["limit"])
-        for call, label in run.given
+        (made.stage.name, made.arguments.get("config") or made.arguments["limit"])
+        for made, label in run.given
         if label.startswith("umim-docs-gpt2 (shipped)")
     ]
     evaluate, benchmark = asked.headline.evaluate, asked.headline.benchmark
@@ -91,11 +91,7 @@ def test_without_its_backbone_the_run_goes_on_and_says_so_in_one_line(
 
 
 class Backwards(Recorder):
-    """A plan whose independent parts end in the opposite order.
-
-    Attributes:
-        registered: Backbones with the paths of their checkpoints, in order.
-    """
+    """A plan whose independent parts end in the opposite order."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
@@ -126,20 +122,12 @@ def test_checkpoints_are_registered_in_the_order_of_cells(recipe: Recipe) -> Non
 def test_the_alias_of_a_backbone_is_the_first_checkpoint_of_it(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    given: list[tuple[object, ...]] = []
-
-    class Registry:
-        def register_checkpoint(self, *args: object) -> None:
-            given.append(args)
-
-    registry: Any = Registry()
+    registry = MagicMock()
     run = PipelineRun(recipe, tmp_path, ClusterLease(recipe.cluster), registry, "key")
     for backbone, key in (("a", "1"), ("b", "2"), ("a", "3")):
         run.register(backbone, Artifact("distill", key, tmp_path / key, "", executed=True))
-    assert given == [
-        ("a", tmp_path / "1" / "checkpoint", "1"),
-        ("b", tmp_path / "2" / "checkpoint", "2"),
-    ]
+    wanted = [call(of, tmp_path / key / "checkpoint", key) for of, key in (("a", "1"), ("b", "2"))]
+    assert registry.register_checkpoint.mock_calls == wanted
 
 
 @pytest.mark.parametrize(
@@ -152,7 +140,7 @@ def test_every_stage_that_measures_does_so_as_distillation_runs(
     more = {"shipped": ["umim-docs-llama"], "benchmark": {}, "cluster": {"use_gpu": use_gpu}}
     run: Any = Recorder(least_recipe(cells=cells, **more))
     parts.run_everything(run)
-    placed = {call.stage.name for call, _ in run.given if "dtype" in call.stage.of_run}
+    placed = {made.stage.name for made, _ in run.given if "dtype" in made.stage.of_run}
     assert placed == {"confidence", "evaluate", "task-score", "benchmark"}
     site = site_of(tmp_path, run.recipe, ClusterLease(run.recipe.cluster))
     assert (site.device, site.dtype) == expected

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from transformers import PreTrainedConfig
 
 from flows.pipeline_flows import ablate
 from support.shared_services import PrefectServer
@@ -20,19 +19,11 @@ from support.tracked_runs import runs_of
 from tasks.report.comparison import COMPARISON_PARAMS
 from tasks.run.recipes import find_recipe, recipe_names
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.config.recipe import DistillConfig, Recipe
+from umim_core.config.recipe import Recipe
 
-SEGMENT = 32
 PHRASES = ("Return a new array of the given shape. ", "The sum of all items along an axis. ")
 TEXT = "".join(PHRASES[i % 2] if i % 7 else "See also the notes below. " for i in range(1400))
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128}
-
-
-def architecture(name: str, **ends: int) -> PreTrainedConfig:
-    """The family of a backbone, by its name; small sizes."""
-    family = "gpt2" if "gpt2" in name else "qwen2" if "DeepScaleR" in name else "llama"
-    tied = not any(part in name for part in ("DeepScaleR", "8B"))
-    return tiny_config(family, **SIZES, **ends, initializer_range=0.3, tie_word_embeddings=tied)
 
 
 def stand_in(name: str, base: Path) -> str:
@@ -40,8 +31,11 @@ def stand_in(name: str, base: Path) -> str:
     folder = base / name.replace("/", "--")
     if not folder.exists():
         tokenizer = load_tokenizer("umim-docs-llama")
-        ends = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
-        random_model(architecture(name, vocab_size=len(tokenizer), **ends)).save_pretrained(folder)
+        own = SIZES | dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
+        own |= {"vocab_size": len(tokenizer), "initializer_range": 0.3}
+        own["tie_word_embeddings"] = not any(part in name for part in ("DeepScaleR", "8B"))
+        family = "gpt2" if "gpt2" in name else "qwen2" if "DeepScaleR" in name else "llama"
+        random_model(tiny_config(family, **own)).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return str(folder)
 
@@ -62,16 +56,6 @@ def questions(raw: dict[str, object], base: Path) -> dict[str, object]:
     return raw | small | asked | {"model": stand_in(str(raw["model"]), base)}
 
 
-def short(config: DistillConfig, workers: int) -> dict[str, object]:
-    return config.model_dump(mode="json") | {
-        "max_steps": 2,
-        "batch_size": 2 * max(1, workers),
-        "validate_every": 1,
-        "validation_rows": 4,
-        "checkpoint_every": 1,
-    }
-
-
 def shrunk(recipe: Recipe, base: Path) -> dict[str, object]:
     raw = recipe.model_dump(mode="json")
     workers = min(2, recipe.cluster.workers)
@@ -81,10 +65,11 @@ def shrunk(recipe: Recipe, base: Path) -> dict[str, object]:
             changes |= {"min_probability": 3e-5, "confidence_tokens": 2000}
         cell |= changes
     generated = raw["corpus"]["kind"] == "generated"
+    steps = {"max_steps": 2, "validate_every": 1, "checkpoint_every": 1, "validation_rows": 4}
     raw |= {
         "corpus": questions(raw["corpus"], base) if generated else text_files(base),
-        "segment_length": SEGMENT,
-        "distill": short(recipe.distill, workers),
+        "segment_length": 32,
+        "distill": raw["distill"] | steps | {"batch_size": 2 * max(1, workers)},
         "task": None,
         "adapt": None,
         "benchmark": None,
@@ -96,22 +81,12 @@ def shrunk(recipe: Recipe, base: Path) -> dict[str, object]:
     return raw
 
 
-def mlflow(base: Path) -> str:
-    return f"sqlite:///{base / 'mlflow.db'}"
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, using_prefect: PrefectServer) -> Iterator[Path]:
     base = tmp_path_factory.mktemp("standins")
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("MLFLOW_TRACKING_URI", mlflow(base))
+        environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{base / 'mlflow.db'}")
         yield base
-
-
-def save(raw: dict[str, object], base: Path) -> str:
-    path = base / f"{raw['name']}.yaml"
-    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
-    return str(path)
 
 
 @pytest.mark.full
@@ -121,8 +96,9 @@ def test_a_recipe_runs_to_its_end(name: str, place: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("UMIM_ROOT", str(root))
     recipe = find_recipe(name)
     assert isinstance(recipe, Recipe)
-    path = save(shrunk(recipe, place), place)
-    told = ablate(path)
+    path = place / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(shrunk(recipe, place)), encoding="utf-8")
+    told = ablate(str(path))
     for stage in ("distill", "evaluate"):
         assert len(list(root.glob(f"{stage}/*/manifest.json"))) == len(recipe.cells)
     files = {Path(line).name: Path(line) for line in told.splitlines() if line.startswith("/")}
@@ -132,11 +108,10 @@ def test_a_recipe_runs_to_its_end(name: str, place: Path, monkeypatch: pytest.Mo
     for cell in cells:
         assert cell["training"]["steps"] == 2
         assert sum(cell["rules"].values()) == cell["row"]["metrics"]["rules"]
-    rows = [
-        run for run in runs_of(mlflow(place), "comparison") if run.data.params["recipe"] == name
-    ]
+    runs = runs_of(f"sqlite:///{place / 'mlflow.db'}", "comparison")
+    rows = [run for run in runs if run.data.params["recipe"] == name]
     assert len(rows) == len(recipe.cells)
     assert all(set(COMPARISON_PARAMS) <= set(row.data.params) for row in rows)
     stamps = {p: p.stat().st_mtime_ns for p in root.glob("*/*/manifest.json")}
-    assert ablate(path) == told
+    assert ablate(str(path)) == told
     assert stamps == {p: p.stat().st_mtime_ns for p in root.glob("*/*/manifest.json")}

@@ -18,6 +18,8 @@ from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError, ResourceLimitError
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+BASELINE = {"name": "another", "merge": "prompt", "method": "truncaton"}
+ADAPT = {"sft": {"max_steps": 1}, "dpo": {"max_steps": 1}}
 PAPERS = ("llama-3.1-8b", "llama-3.2-1b", "gpt2-xl", "deepscaler-1.5b")  # backbones
 
 
@@ -54,14 +56,10 @@ def test_a_recipe_has_the_name_of_its_file_a_plan_and_fits_its_gpus(name: str) -
         assert 0 < cell.steps <= recipe.distill.max_steps
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in (*recipe_names("tables/"), *recipe_names("adaptation/"))
-        if name.endswith(PAPERS)
-    ],
-)
+OTHERS = (*recipe_names("tables/"), *recipe_names("adaptation/"))
+
+
+@pytest.mark.parametrize("name", [name for name in OTHERS if name.endswith(PAPERS)])
 def test_a_table_at_the_papers_scale_has_a_dry_run_without_its_weights(name: str) -> None:
     assert dry_run(name, "--json").exit_code == 0
 
@@ -119,7 +117,7 @@ def test_every_cell_is_shown_under_a_label_of_its_own() -> None:
     assert len({cell.label for cell in memory_of_cells(Recipe.model_validate(raw))}) == 6
 
 
-def test_a_stated_shape_that_is_not_the_backbones_is_refused() -> None:
+def test_a_shape_that_is_not_the_backbones_or_not_known_is_refused() -> None:
     raw = load("embedded").model_dump(mode="json")
     hardware = load("llama-3.2-1b-wikitext").model_dump(mode="json")["hardware"]
     (other,) = hardware["shapes"].values()
@@ -129,18 +127,22 @@ def test_a_stated_shape_that_is_not_the_backbones_is_refused() -> None:
     raw |= {"hardware": hardware | {"shapes": {"umim-docs-llama": other}}}
     with pytest.raises(ConfigError, match="must agree with the configuration of umim-docs-llama"):
         memory_of_cells(Recipe.model_validate(raw))
-
-
-def test_a_backbone_of_unknown_shape_is_refused() -> None:
-    recipe = load("llama-3.2-1b-wikitext")
-    assert recipe.hardware is not None
-    bare = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"shapes": {}})})
+    bare = load("llama-3.2-1b-wikitext").model_dump(mode="json")
+    bare["hardware"]["shapes"] = {}
     with pytest.raises(ConfigError, match="must tell the shape of a backbone that is not on this"):
-        memory_of_cells(bare)
+        memory_of_cells(Recipe.model_validate(bare))
 
 
-def test_a_setting_of_a_table_that_no_worker_could_score_is_refused(tmp_path: Path) -> None:
-    recipe = yaml.safe_load((RECIPES / "tables/humaneval-qwen.yaml").read_text("utf-8"))
-    recipe["settings"].append({"name": "another", "merge": "prompt", "method": "truncaton"})
-    with pytest.raises(ConfigError, match="Did you mean 'truncation'"):
-        find_recipe(write(recipe, tmp_path))
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("tables/humaneval-qwen", {"settings": [BASELINE]}, "Did you mean 'truncation'"),
+        ("embedded", {"adapt": {**ADAPT, "settings": ["WT + Rulse"]}}, r"mean 'WT \+ Rules'"),
+    ],
+)
+def test_settings_that_do_not_exist_are_refused(
+    name: str, change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text("utf-8"))
+    with pytest.raises(ConfigError, match=message):
+        find_recipe(write(recipe | change, tmp_path))

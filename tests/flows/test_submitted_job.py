@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -32,63 +30,39 @@ pytestmark = [
 ]
 
 
-class Cluster:
-    """A Ray node that takes jobs, started in an empty folder: it has no checkout of its own."""
-
-    def __init__(self, base: Path) -> None:
-        self.base, self._dashboard, self._stack = base, free_port(), ExitStack()
-        self.nowhere = base / "nowhere"
-        self.nowhere.mkdir()
-
-    def __enter__(self) -> Cluster:
-        options = ["--head", "--node-ip-address=127.0.0.1", f"--port={free_port()}", "--num-cpus=2"]
-        options += ["--include-dashboard=true", "--dashboard-host=127.0.0.1"]
-        options += [f"--dashboard-port={self._dashboard}"]
-        self._stack.enter_context(node(self.base, self.nowhere, *options))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self._stack.close()
-
-    def submit(self, recipe: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Submit ``python -m flows run RECIPE`` with this checkout's code, and wait for its end."""
-        variables = {
-            "MLFLOW_TRACKING_URI": f"sqlite:///{self.base / 'mlflow.db'}",
-            "UMIM_MACHINE_LOCK": str(self.base / "lock"),
-            "RAY_ADDRESS": "auto",
-            **environment,
-        }
-        command = ["job", "submit", "--address", f"http://127.0.0.1:{self._dashboard}"]
-        command += ["--working-dir", str(ROOT)]
-        command += ["--runtime-env-json", json.dumps({"env_vars": variables})]
-        run = [sys.executable, "-m", "flows", "run", recipe]
-        ray = [sys.executable, "-m", "ray.scripts.scripts"]
-        for _ in range(20):
-            done = run_command(*ray, *command, "--", *run, cwd=self.nowhere, seconds=1200)
-            if "No available agent" not in done.stderr:  # a new node's agent takes a while
-                break
-            time.sleep(3)
-        return done
+def submit(base: Path, dashboard: int, recipe: Path, **environment: str) -> CompletedProcess[str]:
+    """Submit ``python -m flows run RECIPE`` with this checkout's code, and wait for its end."""
+    variables = {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{base / 'mlflow.db'}",
+        "UMIM_MACHINE_LOCK": str(base / "lock"),
+        "RAY_ADDRESS": "auto",
+        **environment,
+    }
+    command = ["job", "submit", "--address", f"http://127.0.0.1:{dashboard}"]
+    command += ["--working-dir", str(ROOT)]
+    command += ["--runtime-env-json", json.dumps({"env_vars": variables}), "--"]
+    run = [sys.executable, "-m", "flows", "run", recipe]
+    ray = [sys.executable, "-m", "ray.scripts.scripts"]
+    for _ in range(20):
+        done = run_command(*ray, *command, *run, cwd=base / "nowhere", seconds=1200)
+        if "No available agent" not in done.stderr:  # a new node's agent takes a while
+            break
+        time.sleep(3)
+    return done
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as started:
-        yield started
-
-
-def test_a_submitted_job_runs_and_its_artifacts_stay(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_submitted_job_runs_and_its_artifacts_stay(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "small.yaml", cluster={"workers": 1})
-    refused = cluster.submit(recipe)
-    assert refused.returncode == 1
-    assert "the artifact root must outlive the Ray job" in refused.stdout + refused.stderr
-
-    done = cluster.submit(recipe, UMIM_ROOT=str(tmp_path / "root"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    cluster.stop()
+    (tmp_path / "nowhere").mkdir()  # the node has no checkout of its own
+    dashboard = free_port()
+    options = ["--head", "--node-ip-address=127.0.0.1", f"--port={free_port()}", "--num-cpus=2"]
+    options += ["--include-dashboard=true", "--dashboard-host=127.0.0.1"]
+    with node(tmp_path, tmp_path / "nowhere", *options, f"--dashboard-port={dashboard}"):
+        refused = submit(tmp_path, dashboard, recipe)
+        assert refused.returncode == 1
+        assert "the artifact root must outlive the Ray job" in refused.stdout + refused.stderr
+        done = submit(tmp_path, dashboard, recipe, UMIM_ROOT=str(tmp_path / "root"))
+        assert done.returncode == 0, done.stdout + done.stderr
     stages = {
         path.parent.parent.name: path.parent for path in tmp_path.glob("root/*/*/manifest.json")
     }

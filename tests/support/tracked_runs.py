@@ -14,42 +14,30 @@ from tasks.tracking.tracker import RunInput, Tracker
 STAGES = ("corpus", "tokenize", "count", "distill")
 
 
-def record_stage(tracker: Tracker, pipeline: str, stage: str, files: Path) -> None:
-    """Record live numbers, the run of a stage and a folder of it."""
-    (files / "rules" / "deep").mkdir(parents=True, exist_ok=True)
-    (files / "rules" / "deep" / "a.txt").write_text(stage)
-    tracker.live(pipeline, f"{stage} tiny", {"loss": (1, 0.5), "kl": (1, 0.0)})
-    tracker.stage_run(
-        pipeline,
-        stage,
-        f"{pipeline}-{stage}",
-        {"steps": 3},
-        {"kl": 0.0, "seconds": 1.5},
-        [("train_kl", step, 1.0 / step) for step in range(1, 4)],
-        artifacts=[files / "rules"] if stage == "count" else [],
-        inputs=[RunInput("tokens", stage[0] * 64, "tokenize")],
-        tags={"umim.digest": stage},
-    )
-
-
-def record_end(tracker: Tracker, pipeline: str, files: Path) -> None:
-    """Record checkpoint, comparison and files, and close the run."""
-    (files / "checkpoint").mkdir(parents=True, exist_ok=True)
-    (files / "checkpoint" / "config.json").write_text("{}")
+def record_pipeline(tracker: Tracker, pipeline: str, files: Path) -> None:
+    """Record a whole pipeline: stages with live numbers, a checkpoint, a comparison, files."""
+    tracker.pipeline_run(pipeline, {"recipe": "tiny", "token": "s3cret"}, name="tiny")
+    for folder, name in (("rules/deep", "a.txt"), ("checkpoint", "config.json")):
+        (files / folder).mkdir(parents=True, exist_ok=True)
+        (files / folder / name).write_text("{}")
+    for stage in STAGES:
+        tracker.live(pipeline, f"{stage} tiny", {"loss": (1, 0.5), "kl": (1, 0.0)})
+        tracker.stage_run(
+            pipeline,
+            stage,
+            f"{pipeline}-{stage}",
+            {"steps": 3},
+            {"kl": 0.0, "seconds": 1.5},
+            [("train_kl", step, 1.0 / step) for step in range(1, 4)],
+            artifacts=[files / "rules"] if stage == "count" else [],
+            inputs=[RunInput("tokens", stage[0] * 64, "tokenize")],
+            tags={"umim.digest": stage},
+        )
     tracker.register_checkpoint(f"model-{pipeline}", files / "checkpoint", f"{pipeline}-distill")
-    row = {"backbone": "tiny", "tau": 5}
-    name = f"{pipeline}-row"
+    row, name = {"backbone": "tiny", "tau": 5}, f"{pipeline}-row"
     tracker.comparison_run(pipeline, name, name, row, {"top1": 0.5, "kl": 0.0})
     tracker.attach(pipeline, [files / "checkpoint" / "config.json"])
     tracker.finish(pipeline)
-
-
-def record_pipeline(tracker: Tracker, pipeline: str, files: Path) -> None:
-    """Record a whole pipeline, from its opening to its end."""
-    tracker.pipeline_run(pipeline, {"recipe": "tiny", "token": "s3cret"}, name="tiny")
-    for stage in STAGES:
-        record_stage(tracker, pipeline, stage, files)
-    record_end(tracker, pipeline, files)
 
 
 def runs_of(uri: str, kind: str | None = None, query: str = "") -> list[Run]:

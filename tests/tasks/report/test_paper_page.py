@@ -34,52 +34,31 @@ ours:
       Acc   | {{ acc|f(".1f %", pct) }}
 not_run: [{what: Llama, why: its weights are on a hub}]
 """
-SCORES = {
-    "sides": {
-        "none": {"kept": True, "acc": {"mean": 0.5, "std": 0.01}},
-        "other": {"kept": False},
-        "third": {"kept": True},
-    }
-}
+SIDES = {"none": {"kept": True, "acc": {"mean": 0.5, "std": 0.01}}, "other": {"kept": False}}
+SIDES["third"] = {"kept": True}
 
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     """Folders of results and of tables."""
-    for name in ("results", "tables"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "results" / "scores.json").write_text(json.dumps(SCORES), "utf-8")
-    (tmp_path / "tables" / "x.yaml").write_text(TABLE, "utf-8")
-    return tmp_path / "results", tmp_path / "tables"
+    for name, content in (("scores.json", json.dumps({"sides": SIDES})), ("x.yaml", TABLE)):
+        (tmp_path / name).write_text(content, "utf-8")
+    return tmp_path, tmp_path
 
 
-def test_a_figure_that_does_not_hold_is_marked_and_explained(folders: tuple[Path, Path]) -> None:
-    page = paper_page(*folders)
-    assert "| Other | 1,234.5 †1 |   7 |" in page.markdown
-    assert "†1 Acc: Of another reading." in page.markdown
-    assert page.overview.rows[0][2] == "3 figures, 1 †"
-    assert "| Llama |       50.0 |   – |" in page.markdown
-
-
-def test_ours_stand_in_a_table_of_their_own_with_model_and_differences(
+def test_figures_that_do_not_hold_are_marked_and_ours_stand_apart_or_are_not_run(
     folders: tuple[Path, Path],
 ) -> None:
     page = paper_page(*folders)
-    head, _, ours = page.markdown.partition("**Ours on a small model**, `docs/results/scores.json`")
-    assert ours.startswith(": Shorter texts.")
-    assert "| base  | 50.0 ± 1.0 % |" in ours
-    assert "50.0 ± 1.0" not in head and "Llama |" not in ours
-
-
-def test_the_html_page_has_what_the_markdown_has(folders: tuple[Path, Path]) -> None:
-    html = paper_page(*folders).html
+    printed, _, ours = page.markdown.partition("**Ours on a small model**, `docs/results/scores.js")
+    assert "| Other | 1,234.5 †1 |   7 |" in printed and "| Llama |       50.0 |   – |" in printed
+    assert "†1 Acc: Of another reading." in printed and "50.0 ± 1.0" not in printed
+    assert "on`: Shorter texts." in ours and "| base  | 50.0 ± 1.0 % |" in ours
+    assert page.overview.rows[0][2] == "3 figures, 1 †"
+    body = page.html.partition("<main>")[2].partition("</main>")[0]
     for text in ("tab:x: Of x</h2>", "1,234.5 †1", ">50.0 ± 1.0 %</td>", "<strong>Ours on a"):
-        assert text in html
-    body = html.partition("<main>")[2].partition("</main>")[0]
+        assert text in body
     assert "**" not in body and "`" not in body and "<script" not in body
-
-
-def test_a_result_that_is_absent_is_not_run(folders: tuple[Path, Path]) -> None:
     (folders[0] / "scores.json").unlink()
     page = paper_page(*folders)
     assert page.overview.rows[0][3:] == ("not run", "–")
@@ -98,7 +77,7 @@ def test_a_row_has_a_cell_for_each_column_and_a_number_needs_no_digits(
 
 
 OF_RECIPES = [
-    (table, ours)
+    ours
     for table in paper_tables()
     for ours in table.ours
     if ours.recipe and ours.rows.startswith("scores.")
@@ -125,7 +104,7 @@ def table_of(entry: Ours) -> dict[str, object]:
     return {"kind": "paper_table", "dtype": "bfloat16", "settings": ["base"], "scores": scores}
 
 
-@pytest.mark.parametrize("entry", [ours for _, ours in OF_RECIPES], ids=lambda entry: entry.recipe)
+@pytest.mark.parametrize("entry", OF_RECIPES, ids=lambda entry: entry.recipe)
 def test_the_table_of_a_recipe_is_shown_as_its_run_writes_it(entry: Ours, tmp_path: Path) -> None:
     assert entry.recipe in recipe_names("tables/")
     (tmp_path / entry.file).write_text(json.dumps(table_of(entry)), "utf-8")

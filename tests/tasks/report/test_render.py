@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from xml.etree import ElementTree
 
 import pytest
 
 from flows.launch import score_lines
+from support.processes import output_of
 from tasks.report.charts import Line, Panel, chart, svg
 from tasks.report.comparison import cell_row, summary
 from tasks.report.render import (
+    TEMPLATES,
     Table,
     columns_table,
     environment,
@@ -149,3 +153,30 @@ def test_an_svg_is_the_same_every_time_and_its_ids_are_its_own(index: int) -> No
     assert root.get("aria-label") == 'A "title"'
     assert all(name.startswith("name-") for name in re.findall(r' id="([^"]+)"', first))
     assert "currentColor" in first and "#22252a" not in first
+
+
+NODE = shutil.which("node")
+RUN = """
+const { sortRows } = require(process.argv[1]);
+const cells = JSON.parse(process.argv[2]);
+const rows = cells.map((text) => ({ cells: [{ textContent: text }] }));
+const sorted = (down) => sortRows(rows, 0, down).map((row) => row.cells[0].textContent);
+console.log(JSON.stringify([sorted(false), sorted(true)]));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+@pytest.mark.parametrize(
+    ("cells", "rising"),
+    [
+        (["9.5 ± 1", "–", "10.2 ± 2", "-3"], ["-3", "9.5 ± 1", "10.2 ± 2", "–"]),
+        (["1,200", "900", "1.5e-3"], ["1.5e-3", "900", "1,200"]),
+        (["umim 9", "base 10", ""], ["base 10", "umim 9", ""]),
+    ],
+)
+def test_rows_sort_and_empty_cells_stay_last(cells: list[str], rising: list[str]) -> None:
+    script = TEMPLATES / "tables.js"
+    up, down = json.loads(output_of(NODE, "-e", RUN, script, json.dumps(cells)))
+    assert up == rising
+    empty = [cell for cell in rising if cell in ("", "–")]
+    assert down == [cell for cell in reversed(rising) if cell not in empty] + empty

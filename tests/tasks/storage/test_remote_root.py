@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from support.processes import run_command
-from support.s3 import Machine, environment, forget_servers
+from support.s3 import Machine, environment, forget_servers, s3_server
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.storage import remote_root as module
 from tasks.storage.remote_root import RemoteRoot
@@ -52,6 +52,29 @@ spec = StageSpec("count", 1, {"tau": 5}, {"tokens": "a" * 64})
 artifact = run_stage(artifact_root(), spec, build)
 print(artifact.digest, artifact.executed, flush=True)
 """
+
+
+@pytest.fixture(scope="module", params=["moto", pytest.param("seaweedfs", marks=pytest.mark.full)])
+def server(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    with s3_server(request.param) as settings:
+        forget_servers()
+        yield settings
+        forget_servers()
+
+
+@pytest.fixture
+def machine(server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Make this process a machine with a scratch folder of its own, on one storage a test."""
+
+    def become(name: str) -> RemoteRoot:
+        wanted = environment(server, tmp_path.name, str(tmp_path / name))
+        for key in (*server, "UMIM_ROOT", "UMIM_SCRATCH"):
+            monkeypatch.setenv(key, wanted[key])
+        remote = module.remote_root()
+        assert remote is not None
+        return remote
+
+    return become
 
 
 def run(text: str = "x", meanwhile: Callable[[], object] = lambda: None) -> Artifact:

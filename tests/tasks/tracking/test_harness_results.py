@@ -27,20 +27,17 @@ def results(tmp_path: Path) -> HarnessResults:
     return found
 
 
-def test_figures_have_their_task_and_filter_in_their_names(results: HarnessResults) -> None:
-    assert results.metrics() == {
-        "tiny/acc": 0.5,
-        "tiny/acc_stderr": 0.25,
-        "tiny/exact_match.strict-match": 0.0,
-        "tiny/pass@1": 1.0,
-    }
-
-
-def test_settings_name_checkpoint_and_digests_and_no_secret(results: HarnessResults) -> None:
+def test_figures_settings_and_samples_are_those_of_the_files(results: HarnessResults) -> None:
+    figures = {"acc": 0.5, "acc_stderr": 0.25, "exact_match.strict-match": 0.0, "pass@1": 1.0}
+    assert results.metrics() == {f"tiny/{name}": value for name, value in figures.items()}
     params = flatten(results.params())
     assert params["model_args.checkpoint"] == "umim-docs-llama"
     assert params["umim.module_digest"] == "m" * 64 and params["umim.merge"] == "prompt"
     assert params["n-shot.tiny"] == "0" and "s3cret" not in params.values()
+    table = results.table("tiny")
+    assert table["prompt"] == [PROMPT, PROMPT] and table["acc"] == [0.0, 1.0]
+    assert set(table) == {"prompt", *SAMPLES[0]}
+    assert json.loads(str(table["arguments"][1])) == SAMPLES[1]["arguments"]
 
 
 def test_an_output_path_of_a_file_finds_what_lm_eval_made_of_it(tmp_path: Path) -> None:
@@ -51,22 +48,11 @@ def test_an_output_path_of_a_file_finds_what_lm_eval_made_of_it(tmp_path: Path) 
     for given in (made.with_name("quick.json"), tmp_path, renamed):
         [results] = find_results(given)
         assert results.path == renamed and list(results.samples) == ["tiny"]
-    with pytest.raises(EvaluationError, match=r"must hold results of lm-eval; got .*slow\.json"):
-        find_results(made.with_name("slow.json"))
-
-
-def test_a_table_holds_every_prompt_and_every_field(results: HarnessResults) -> None:
-    table = results.table("tiny")
-    assert table["prompt"] == [PROMPT, PROMPT] and table["acc"] == [0.0, 1.0]
-    assert set(table) == {"prompt", *SAMPLES[0]}
-    assert json.loads(str(table["arguments"][1])) == SAMPLES[1]["arguments"]
-
-
-def test_samples_of_another_call_are_left_out(tmp_path: Path) -> None:
-    write_results(tmp_path)
     [sample] = tmp_path.rglob("samples_*")
     sample.rename(sample.with_name("samples_tiny_2026-03-04T05-06-08.000008.jsonl"))
-    assert find_results(tmp_path)[0].samples == {}
+    assert find_results(tmp_path)[0].samples == {}  # of another call
+    with pytest.raises(EvaluationError, match=r"must hold results of lm-eval; got .*slow\.json"):
+        find_results(made.with_name("slow.json"))
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ def run_of(tracker: Tracker, kind: str, key: str) -> Run:
 def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
     tracker: Tracker, tmp_path: Path
 ) -> None:
-    (tmp_path / "note.txt").write_text("hello")
     (tmp_path / "rules" / "deep").mkdir(parents=True)
-    (tmp_path / "rules" / "deep" / "a.txt").write_text("a")
+    for name in ("note.txt", "rules/deep/a.txt"):
+        (tmp_path / name).write_text("a")
     tracker.pipeline_run("p1", {"recipe": "tiny"})
     curve = [(step, 1.0 / (step + 1)) for step in range(2500)]
     tracker.stage_run(
@@ -101,31 +101,20 @@ def test_numbers_of_a_stage_under_way_are_points_of_its_pipeline(tracker: Tracke
 
 
 def test_a_comparison_run_is_flat_and_has_the_names_others_query(tracker: Tracker) -> None:
-    row = cell_row(
-        Cell(backbone="umim-docs-llama"),
-        seed=0,
-        metrics={"top1": 0.5, "ppl_umim_ood_stdlib": 40.0, "mrr": float("nan")},
-        scores={
-            (DEFAULT_TASK, setting): {"acc_tok": Measured(value=value)}
-            for setting, value in (("base", 0.6), ("WT", 0.5))
-        },
-    )
+    values = {"top1": 0.5, "ppl_umim_ood_stdlib": 40.0, "mrr": float("nan")}
+    scores = {(DEFAULT_TASK, "base"): {"acc_tok": Measured(value=0.6)}}
+    scores |= {(DEFAULT_TASK, "WT"): {"acc_tok": Measured(value=0.5)}}
+    row = cell_row(Cell(backbone="umim-docs-llama"), seed=0, metrics=values, scores=scores)
     tracker.pipeline_run("flat", {}, {"umim.recipe": "novels"})
     tracker.comparison_run("flat", "flat-1", "flat-1", row.params(), row.measured())
     run = run_of(tracker, "comparison", "flat-1")
-    data = run.data
+    data, metrics = run.data, {"top1": 0.5, "ppl_umim_ood_stdlib": 40.0}
+    assert data.metrics == metrics | {"accuracy_base": 0.6, "accuracy_umim": 0.5}
     assert data.tags["umim.pipeline"] == run_of(tracker, "pipeline", "flat").info.run_id
     assert set(data.params) == {*COMPARISON_PARAMS, "method", "form", "recipe"}
     assert data.params["form"] == "attention, depth 1, positions none"
     assert (data.params["method"], data.params["recipe"]) == ("umim", "novels")
     assert run.info.run_name == "flat-1 · novels" and data.params["tau"] == "5"
-    assert data.metrics == {
-        "top1": 0.5,
-        "ppl_umim_ood_stdlib": 40.0,
-        "accuracy_base": 0.6,
-        "accuracy_umim": 0.5,
-    }
-    assert "mlflow.parentRunId" not in data.tags
 
 
 @pytest.mark.parametrize("accuracy", [["accuracy_umim"], []], ids=["a task", "no task"])

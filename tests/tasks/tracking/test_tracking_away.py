@@ -125,10 +125,8 @@ def test_a_root_that_cannot_be_written_costs_records_and_not_the_run(
     "address",
     [
         "sqlite:////proc/none/m.db",
-        "sqlite:///{0}",
         "sqlite:///{0}/text",
         "sqlite://user:word@host/m.db",
-        "sqlite:/m.db",
         "postgresql+nodriver://me:word@127.0.0.1:9/x",
         "postgresql://me:word@127.0.0.1:9/x",
         "http://me:word@127.0.0.1:9",
@@ -147,16 +145,6 @@ def test_a_store_that_cannot_be_opened_is_one_line_in_seconds(
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith("MLflow lacks a record, the run goes on") and "\n" not in line
     assert address.format(tmp_path).replace("user:word", "***").replace("me:word", "***") in line
-
-
-def test_an_address_of_odd_letters_is_read_as_sqlalchemy_does(
-    tmp_path: Path, empty_store: Path
-) -> None:
-    tracker = Tracker(f"sqlite:///{tmp_path}/a%20b/m.db", tmp_path / "root")
-    (tmp_path / "a b").mkdir()
-    shutil.copy(empty_store, tmp_path / "a b" / "m.db")
-    tracker.pipeline_run("p", {})
-    assert len(runs_of(tracker.uri)) == 1
 
 
 def test_threads_share_a_store_and_lose_nothing(
