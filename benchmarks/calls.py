@@ -40,8 +40,8 @@ from umim_core.model.umim import UMIM as Model
 from umim_core.rules.matcher import PromptIds
 from umim_core.serving.tool_calls import json_values
 from umim_core.text.chat_parts import encode_parts, write_chat
+from umim_core.text.documents import read_objects
 from umim_core.text.roles import Role
-from umim_core.text.rows import read_objects
 from umim_core.text.token_ids import encode, spread_rows
 from umim_core.traffic.prompt_rows import PromptRow
 from umim_core.tuning.tune import ReplyScores, reply_scores

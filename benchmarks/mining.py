@@ -47,8 +47,8 @@ from umim_core.config.rule_options import RuleOptions
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.mining_memory import mining_memory, sample_shares
 from umim_core.rules.grams import MAX_LONGEST, ORDERS, NgramCounts
-from umim_core.text.token_files import write_tokens
 from umim_core.text.token_ids import segment_borders
+from umim_core.text.tokens import write_tokens
 
 OURS_1 = "numba, 1 thread"
 OURS = f"numba, {THREADS} threads" if THREADS > 1 else OURS_1

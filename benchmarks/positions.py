@@ -17,8 +17,8 @@ from typing import Final
 
 from benchmarks.runner import Benchmark, Report
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.text.files import expand
-from umim_core.text.rows import read_objects
+from umim_core.text.documents import read_objects
+from umim_core.text.sources import expand
 from umim_core.traffic.report import traffic_report
 from umim_core.traffic.requests import Left, Piece, Request, read_requests
 

@@ -34,7 +34,7 @@ from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, require
 from umim_core.evaluation.text_metrics import code_tests
 from umim_core.model.inputs import encode_prompts
-from umim_core.text.rows import read_objects
+from umim_core.text.documents import read_objects
 
 _ENDS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of a function of HumanEval
 _ASKED: Final = (

@@ -35,7 +35,7 @@ from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, require
 from umim_core.inference.options import GenerateOptions
 from umim_core.model.inputs import encode_prompts
-from umim_core.text.rows import read_objects
+from umim_core.text.documents import read_objects
 from umim_core.text.token_ids import encode
 from umim_core.throughput.roofline import ForwardCost
 

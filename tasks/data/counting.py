@@ -43,8 +43,8 @@ from umim_core.mining.counting import (
 from umim_core.mining.hashing import PartitionedCounts, rank_indexes, sort_pairs
 from umim_core.mining.kernel import PARTITIONS
 from umim_core.rules.grams import LONGEST, NgramCounts, orders_to
-from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import Offsets, Tokens
+from umim_core.text.tokens import TokenFiles
 
 AGAIN = "Run the same command again; finished orders are kept."
 TASK_RESTARTS = 10  # Ray Data's default is no limit: a task that kills its worker would never end

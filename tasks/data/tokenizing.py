@@ -25,10 +25,9 @@ from umim_core.errors import (
     require,
 )
 from umim_core.store.scratch import sweep
-from umim_core.text.rows import BadRows
+from umim_core.text.documents import BadRows
 from umim_core.text.sources import HubDataset, Source, TextFiles, TokenIds
-from umim_core.text.token_files import TokenPart, cut_part, write_index, write_part
-from umim_core.text.tokens import iter_file_token_pieces
+from umim_core.text.tokens import TokenPart, cut_part, iter_token_pieces, write_index, write_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,7 +100,7 @@ def tokenize_file(job: TokenJob) -> Tokenized:
         os.environ["RAYON_NUM_THREADS"] = str(job.threads)
     bad = BadRows()
     tokenizer = None if isinstance(job.source, TokenIds) else _load(job.tokenizer)
-    pieces = iter_file_token_pieces(job.source, tokenizer, bad)
+    pieces = iter_token_pieces(job.source, tokenizer, bad)
     return Tokenized([write_part(job.directory, pieces, job.part, job.limit)], bad)
 
 

@@ -32,7 +32,7 @@ from umim_core.store.disk import write_rows
 from umim_core.synthetic_corpora.questions import iter_rows, read_selection, split_questions
 from umim_core.task_sets.spec import TASKS
 from umim_core.text.sources import HubDataset, JsonLines, Source, iter_documents
-from umim_core.text.token_files import INDEX, TokenFiles
+from umim_core.text.tokens import INDEX, TokenFiles
 
 _RECORD = "sources.json"
 DOCSTRING_OOD = ("ood_math", "ood_stdlib")

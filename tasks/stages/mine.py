@@ -38,9 +38,8 @@ from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.store.publication import STATE, build_once
-from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import ids_digest, segment_borders
-from umim_core.text.tokens import check_known
+from umim_core.text.tokens import TokenFiles, check_known
 
 logger = logging.getLogger("umim.count")
 _confidence_logger = logging.getLogger("umim.confidence")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from umim_core.text.token_files import TokenFiles, write_index, write_part
+from umim_core.text.tokens import TokenFiles, write_index, write_part
 
 
 def write_documents(folder: Path, *documents: np.ndarray) -> TokenFiles:

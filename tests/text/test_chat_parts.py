@@ -75,8 +75,6 @@ HOSTILE = {
     "doubling": "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}"
     "{% endfor %}{{ n.x }}",
     "width": "{{ '%0999999999d' % 1 }}",
-    "product": "{{ 'a' * 10**10 }}",
-    "range": "{% for i in range(10**9) %}a{% endfor %}",
     "centre": "{{ 'a' | center(10**10) }}",
     "overflow": "{{ 'a'.center(10**30) }}",
     "digits": "{{ (10**5000) | string }}",

@@ -27,8 +27,7 @@ from hypothesis import strategies as st
 
 from support.s3 import arrow_address, s3_files, s3_server
 from umim_core.errors import ConfigError, CorpusError, UmimError
-from umim_core.text.files import expand
-from umim_core.text.rows import BadRows
+from umim_core.text.documents import BadRows
 from umim_core.text.sources import (
     DocumentSource,
     HubDataset,
@@ -38,11 +37,12 @@ from umim_core.text.sources import (
     Source,
     TextFiles,
     TokenIds,
+    expand,
     iter_documents,
     source_of,
     sources_of,
 )
-from umim_core.text.tokens import iter_token_ids
+from umim_core.text.tokens import iter_token_pieces
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -307,6 +307,8 @@ def test_text_stays_but_for_the_byte_order_mark_and_empty_documents() -> None:
     write("b.txt", "")
     write("c.txt", "\ufeff")
     assert texts("a.txt", "b.txt", "c.txt") == ["one\r\ntwo\r\n\ufeff"]
+    with pytest.raises(CorpusError, match="unexpected end of data at byte 0"):
+        texts(write("torn.txt", b"\xef\xbb"))
 
 
 @pytest.mark.parametrize("at", [0, (1 << 20) - 2, 1 << 20, (3 << 20) + 5])
@@ -323,12 +325,6 @@ def test_bad_bytes_are_located_anywhere(at: int, bad: bytes, message: str) -> No
     behind = b"" if "end" in message else b"y" * (1 << 20)
     write("a.txt", b"\xef\xbb\xbf" + b"x" * at + bad + behind)
     with pytest.raises(CorpusError, match=f"{message}.* at byte {at + 3}"):
-        texts("a.txt")
-
-
-def test_a_torn_byte_order_mark_is_no_text() -> None:
-    write("a.txt", b"\xef\xbb")
-    with pytest.raises(CorpusError, match="unexpected end of data at byte 0"):
         texts("a.txt")
 
 
@@ -414,15 +410,10 @@ NO_ARRAY = "must be one whole JSON array"
     ("data", "message"),
     [
         (b'[{"text": "a"}, 7]', "item 2: a row must be a JSON object; got 7"),
-        (b'[{"text": "a"}, {"text": 7}]', "item 2: the field must hold a string; got 7"),
         (b'[{"text": "a"}, {"body": 7}]', "item 2: a row must have the field 'text'; got fields"),
         (b'[{"text": "a"}', NO_ARRAY),
-        (b'[{"text": "a"},', NO_ARRAY),
-        (b'[{"text": "a"}, {"text": "b', NO_ARRAY),
-        (b'[{"text": "a"} {"text": "b"}]', NO_ARRAY),
         (b'[{"text": "a"},]', NO_ARRAY),
         (b'[{"text": "a"}]\n[{"text": "b"}]', f"{NO_ARRAY}; got Extra data"),
-        (b'["a"]\n["b"]', f"{NO_ARRAY}; got Extra data"),
         (b"[" * 100_000, NO_ARRAY),
         (b'[{"text": ' + b"9" * 5000 + b"}]", NO_ARRAY),
         (b'[{"text": "\xff"}]', "text must be UTF-8; got invalid start byte at byte 11"),
@@ -636,7 +627,7 @@ def test_no_secret_is_shown_where_rows_are_skipped_or_ids_are_remote(remote: Add
     assert list(iter_documents(source, bad)) == ["good"]
     assert_no_secret(bad.first[0])
     with pytest.raises(CorpusError, match=r"ids\.npy: .* got an address") as caught:
-        list(iter_token_ids(TokenIds(path=remote("ids.npy"))))
+        list(iter_token_pieces(TokenIds(path=remote("ids.npy")), None))
     assert_no_secret(caught.value)
     source = TextFiles(paths=("s3://AK:SK@bucket/key?region=x", "local.txt"))
     assert source.model_dump(mode="json")["paths"] == ["s3://***@bucket/key?region=x", "local.txt"]

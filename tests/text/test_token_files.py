@@ -18,15 +18,8 @@ from hypothesis import strategies as st
 
 from support.processes import output_of
 from umim_core.errors import ArtifactError, ConfigError
-from umim_core.text.token_files import (
-    INDEX,
-    TokenFiles,
-    cut_part,
-    write_index,
-    write_part,
-    write_tokens,
-)
 from umim_core.text.token_ids import TokenPiece
+from umim_core.text.tokens import INDEX, TokenFiles, cut_part, write_index, write_part, write_tokens
 
 Documents = list[list[int]]
 DOCUMENTS = st.lists(st.lists(st.integers(0, 2**18 - 1), max_size=9), max_size=9)
@@ -220,7 +213,7 @@ import resource, signal, sys
 from pathlib import Path
 import numpy as np
 from umim_core.errors import ArtifactError
-from umim_core.text.token_files import write_part
+from umim_core.text.tokens import write_part
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
 try:

@@ -25,13 +25,12 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.text import token_ids, tokens
 from umim_core.text.sources import TextFiles, TokenIds
-from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import ids_digest, segment_borders, segment_rows
 from umim_core.text.tokens import (
+    TokenFiles,
     check_known,
     cut_pieces,
     first_ids,
-    iter_token_ids,
     iter_token_pieces,
     tokenize_parts,
     tokenized_corpus,
@@ -298,16 +297,16 @@ def test_segments_are_the_cut_concatenation(documents: list[list[int]], length: 
 
 
 def read_ids(path: str) -> list[int]:
-    return [int(i) for chunk in iter_token_ids(TokenIds(path=path)) for i in chunk]
+    return [int(i) for ids, _ in iter_token_pieces(TokenIds(path=path), None) for i in ids]
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<u2", ">u2", "u4", "u8"])
 def test_unsigned_ids_are_used_as_they_are(tmp_path: Path, dtype: str) -> None:
     ids = (np.arange(2**20 + 3) % 2**8).astype(dtype)  # longer than a chunk
     np.save(tmp_path / "a.npy", ids)
-    chunks = list(iter_token_ids(TokenIds(path=str(tmp_path / "a.npy"))))
-    assert len(chunks) == 2 and all(chunk.dtype == np.int32 for chunk in chunks)
-    assert np.array_equal(np.concatenate(chunks), ids)
+    pieces = list(iter_token_pieces(TokenIds(path=str(tmp_path / "a.npy")), None))
+    assert [last for _, last in pieces] == [False, False, True]
+    assert documents_of(iter(pieces)) == [ids.tolist()]
 
 
 NO_IDS = {
@@ -352,8 +351,7 @@ import resource, sys
 from pathlib import Path
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.text.sources import source_of
-from umim_core.text.tokens import iter_token_pieces
-from umim_core.text.token_files import write_tokens
+from umim_core.text.tokens import write_tokens
 
 def peak():  # MiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

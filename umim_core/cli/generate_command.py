@@ -113,7 +113,7 @@ def generate(
         prompt_input = [{"role": "user", "content": text}]
         prompt_input[:0] = [] if system is None else [{"role": "system", "content": system}]
     from umim_core.inference.options import GenerateOptions
-    from umim_core.text.rows import read_objects
+    from umim_core.text.documents import read_objects
 
     schemas = None if tools is None else [tool for _, tool in read_objects(tools)]
 

@@ -71,25 +71,22 @@ def mine(
         rule = "have no part in the confidence policy; the backbone brings its tokenizer"
     shared.refuse_named(context, of_other, rule)
     options = shared.of_context(context, RuleOptions, {})
-
-    from umim_core.text.sources import Reading, source_of  # imports pyarrow
+    if source == "confidence" and backbone is None:
+        raise ConfigError("the confidence policy needs --backbone", "nothing", "Add it.")
+    from umim_core.mining.mine import mine_rules
+    from umim_core.store.locking import computing
+    from umim_core.text.sources import Reading, source_of
 
     log_lines("umim.progress")
     reading = Reading(kind, field, split, config, max_bad)
-    corpus = source_of(tuple(sources), reading)
-    from umim_core.mining.mine import mine_rules
+    corpus = source_of(sources, reading)
+    model = None
+    if backbone is not None:
+        from umim_core.backbone.backbone import load_backbone  # imports torch
 
-    if source == "confidence":
-        if backbone is None:
-            raise ConfigError("the confidence policy needs --backbone", "nothing", "Add it.")
-        from umim_core.backbone.backbone import load_backbone
-
-        report = mine_rules(corpus, out, backbone=load_backbone(backbone), options=options)
-    else:
-        from umim_core.store.locking import computing
-
-        with computing():
-            report = mine_rules(corpus, out, tokenizer=tokenizer, options=options)
+        model = load_backbone(backbone)
+    with computing():
+        report = mine_rules(corpus, out, tokenizer=tokenizer, backbone=model, options=options)
     steps = after_mining(out, backbone or tokenizer, sources, reading)
     emit({"out": str(out)} | asdict(report), [*_lines(report, out), *steps], as_json)
 

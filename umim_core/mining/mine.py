@@ -38,7 +38,6 @@ from umim_core.rules.protect import protected_ids
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.publication import check_absent
 from umim_core.text.sources import Source
-from umim_core.text.token_files import TokenFiles
 from umim_core.text.token_ids import (
     AnyInts,
     Ids,
@@ -48,7 +47,7 @@ from umim_core.text.token_ids import (
     segment_borders,
     spread_rows,
 )
-from umim_core.text.tokens import check_known, tokenized_corpus
+from umim_core.text.tokens import TokenFiles, check_known, tokenized_corpus
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

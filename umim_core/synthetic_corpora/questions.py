@@ -14,7 +14,7 @@ from umim_core.config.corpus import QUESTION_FIELD, SPLITS, GeneratedCorpus, Spl
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.store.artifacts import described, read_json, write_json
 from umim_core.store.disk import write_rows
-from umim_core.text.rows import BadRows
+from umim_core.text.documents import BadRows
 from umim_core.text.sources import iter_documents
 from umim_core.text.template_process import template_for
 from umim_core.text.token_ids import encode

@@ -19,7 +19,7 @@ from umim_core.registry import Registry
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.disk import user_cache
 from umim_core.store.publication import build_once
-from umim_core.text.rows import read_objects
+from umim_core.text.documents import read_objects
 from umim_core.text.token_ids import check_encodable
 
 

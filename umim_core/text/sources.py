@@ -1,9 +1,18 @@
-"""Sources of a corpus, of five kinds, from a recipe or from the names that a command is given.
+"""Sources of a corpus: what names stand for, and the files behind them.
 
-A source lists its files, says their digests, and gives its documents in parts. For a command, a
-folder stands for its files::
+A recipe writes a source out; for a command, its names become one, and a folder stands for its
+files::
 
-    ("books", "a.txt")  ->  TextFiles(paths=("books/1.txt", "books/2.txt", "a.txt"))  ->  documents
+    ("books", "a.txt")  ->  TextFiles(paths=("books/1.txt", "books/2.txt", "a.txt"))
+
+A name is a local path, a folder, a pattern, or an address of a file system that Arrow knows: S3,
+GCS, HDFS ... An address is ``scheme://place/path?options``; Arrow reads the options, for S3 for
+example ``?region=eu-west-1&endpoint_override=127.0.0.1:9000&scheme=http``. Addresses may carry
+credentials, so a file is shown without them: ``str(file)`` is safe in messages, ``file.location``
+is not. The ending of a name, in any case, says what a file holds; what it does not say is never
+guessed.
+
+A source gives its documents in pieces, or ready ids; ``tokens`` makes token files of both.
 """
 
 from __future__ import annotations
@@ -14,29 +23,232 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
+from urllib.parse import quote, unquote
 
+import numpy as np
+from pyarrow import fs
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from umim_core.addresses import is_address, redacted
-from umim_core.errors import ConfigError, CorpusError, require
+from umim_core.errors import ArtifactError, ConfigError, CorpusError, require
+from umim_core.progress import logger, warn_once
+from umim_core.store.arrays import open_array
 from umim_core.store.artifacts import described, directory_digest
-from umim_core.text.files import CorpusFile, SourceKind, expand, kind_of, unknown_kind
-from umim_core.text.rows import (
+from umim_core.text.documents import (
+    UNPACK,
     BadRows,
+    CorpusFile,
     TextPiece,
     dataset_rows,
-    decoded,
+    document_of,
+    endings_of,
     field_of,
     json_rows,
     parquet_rows,
     usable,
 )
+from umim_core.text.token_ids import Ids, check_range
 
-T = TypeVar("T")
+SourceKind = Literal["text", "jsonl", "parquet", "dataset", "ids"]
+_ENDINGS: Final[dict[SourceKind, tuple[str, ...]]] = {
+    "text": (".txt", ".text", ".md", ".markdown", ".rst"),
+    "jsonl": (".jsonl", ".ndjson", ".jsonlines", ".json"),
+    "parquet": (".parquet", ".pq"),
+    "ids": (".npy",),
+}
+_KNOWN: Final = ", ".join(ending for endings in _ENDINGS.values() for ending in endings)
+_SHOWN: Final = 12  # reasons at most in one line
+_CHUNK_IDS: Final = 1 << 20
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _HUB_ID: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+
+
+# Names
+
+
+def kind_of(name: str) -> SourceKind | None:
+    """Return the kind that a name's ending stands for, None for an ending that says nothing."""
+    ending, packer = endings_of(name)
+    kind = next((kind for kind, endings in _ENDINGS.items() if ending in endings), None)
+    return None if packer and kind in ("parquet", "ids") else kind
+
+
+def expand(names: Sequence[str], kind: SourceKind | None = None) -> list[CorpusFile]:
+    """Return the files that names, folders and patterns stand for, sorted by path.
+
+    The order of the names does not matter. A local path that exists is taken literally, brackets
+    and all. In addresses ``*`` and ``**`` are patterns. Of a folder, the files are taken that have
+    an ending of the kind; of a pattern all files, or those of a known kind where ``kind`` is None.
+    """
+    files: dict[str, CorpusFile] = {}
+    for name in names:
+        local = unquote(name[len("file://") :]) if name.startswith("file:///") else name
+        for location in _remote(name) if is_address(local) else _local(local, kind):
+            # Options of an address do not change what it names, links do not for a path.
+            key = redacted(location) if is_address(location) else os.path.realpath(location)
+            file = CorpusFile(location)
+            require(
+                key not in files,
+                CorpusError,
+                "a corpus file must be named once",
+                f"{files.get(key)} and {file}",
+                "Leave one of them out: its text would count twice.",
+            )
+            files[key] = file
+    return sorted(files.values(), key=lambda file: _sort_key(file.location))
+
+
+def _sort_key(location: str) -> str:
+    return redacted(location) if is_address(location) else os.path.abspath(location)
+
+
+def _local(name: str, kind: SourceKind | None) -> list[str]:
+    """Return a file, the files in a folder and below it, or those that fit a pattern."""
+    if os.path.isfile(name):  # unlike Path.is_file, False for names no file can have
+        return [name]
+    is_folder = os.path.isdir(name)
+    require(
+        is_folder or not os.path.lexists(name),
+        CorpusError,
+        "a corpus file must be a regular file",
+        f"{name}, a device, pipe, socket or broken link",
+        "Write the text to a file.",
+    )
+    base, shapes = os.path.join(name, ""), ["**"]
+    if not is_folder:
+        sign = re.search(r"[*?[]", name)
+        if sign is None:
+            raise _missing(name)
+        base, shapes = _cut_pattern(name, sign.start())
+        if not os.path.isdir(base or "."):
+            raise _missing(f"{name}, with no folder {base}")
+    files: list[str] = []
+    left_out = Counter[str]()
+    for parts, reason in _walk(base, shapes):
+        if _fits(parts, shapes):
+            path = base + "/".join(parts)
+            ending_fits = kind_of(path) in ((kind,) if kind else _ENDINGS)
+            # A pattern whose kind is said may match any ending.
+            if reason or not (ending_fits or (kind and not is_folder)):
+                left_out[reason or "".join(endings_of(path)) or "without an ending"] += 1
+            else:
+                files.append(path)
+        elif not reason and _fits([p.lower() for p in parts], [s.lower() for s in shapes]):
+            left_out["written in another case"] += 1
+    reasons = [f"{count} {reason}" for reason, count in left_out.most_common()]
+    if others := sum(sorted(left_out.values(), reverse=True)[_SHOWN:]):
+        reasons[_SHOWN:] = [f"{others} others"]
+    if not files:
+        raise _no_file(name, ", ".join(reasons))
+    if reasons:  # the files of a corpus are looked for several times
+        warn_once(logger, f"{name}: {left_out.total()} left out: {', '.join(reasons)}")
+    return files
+
+
+def _cut_pattern(pattern: str, at: int) -> tuple[str, list[str]]:
+    """Return the folder in which all matches lie, and the parts that follow, from the first sign.
+
+    "a/b/c*/d", whose sign is at 5 -> ("a/b/", ["c*", "d"]).
+    """
+    cut = pattern.rfind("/", 0, at) + 1
+    return pattern[:cut], [part for part in pattern[cut:].split("/") if part]
+
+
+def _fits(parts: Sequence[str], shapes: Sequence[str]) -> bool:
+    """Return whether the folders and the name of a file fit a pattern; ``**`` is any folders."""
+    if not shapes or not parts:
+        return not parts and all(shape == "**" for shape in shapes)
+    if shapes[0] == "**":
+        return _fits(parts, shapes[1:]) or _fits(parts[1:], shapes)
+    return fnmatchcase(parts[0], shapes[0]) and _fits(parts[1:], shapes[1:])
+
+
+def _walk(base: str, shapes: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the folders and the name of what a pattern may mean, with why it is left out, or "".
+
+    Linked folders are followed; one that was read already, or that holds the folder, is not.
+    """
+    hidden = any(shape.startswith(".") for shape in shapes)
+    read = {str(folder) for folder in Path(os.path.realpath(base)).parents}
+    closed: list[OSError] = []
+    for place, folders, names in os.walk(base or ".", onerror=closed.append, followlinks=True):
+        inside = Path(place).relative_to(base or ".").parts
+        if (folder := os.path.realpath(place)) in read:
+            folders.clear()
+            yield inside, "linked twice"
+            continue
+        read.add(folder)
+        for name in sorted(names):
+            path = os.path.join(place, name)
+            if name.startswith(".") and not hidden:
+                yield (*inside, name), "hidden"
+            elif not os.path.isfile(path):
+                yield (*inside, name), "no regular file"
+            else:
+                target = os.path.realpath(path)
+                yield (*inside, name), "linked twice" if target in read else ""
+                read.add(target)
+        for name in sorted(folders):
+            if name.startswith(".") and not hidden:
+                yield (*inside, name), "hidden"
+                folders.remove(name)
+        folders.sort()
+        if "**" not in shapes and len(inside) + 1 == len(shapes):
+            folders.clear()
+    for error in closed:
+        yield Path(error.filename).relative_to(base or ".").parts, "without permission"
+
+
+def _remote(name: str) -> list[str]:
+    """Return an address, or those that its pattern fits."""
+    address, mark, options = name.partition("?")
+    file = CorpusFile(name)
+    if "*" not in address:
+        filesystem, path = file.resolve()
+        with file.typed_errors():
+            kind = filesystem.get_file_info(path).type
+        require(
+            kind != fs.FileType.Directory,
+            CorpusError,
+            "an address must be that of a file",
+            str(file),
+            f"Name its files: {str(file).rstrip('/')}/*.txt",
+        )
+        if kind != fs.FileType.File:
+            raise _missing(str(file))
+        return [name]
+    folder, parts = _cut_pattern(address, address.index("*"))
+    filesystem, base = CorpusFile(folder.rstrip("/") + mark + options).resolve()
+    deep = len(parts) > 1 or parts == ["**"]
+    selector = fs.FileSelector(base, allow_not_found=True, recursive=deep)
+    with file.typed_errors():
+        infos = filesystem.get_file_info(selector)
+    # In an address, * is the only sign of a pattern.
+    shapes = [unquote(part).replace("[", "[[]").replace("?", "[?]") for part in parts]
+    inside = [i.path[len(base) :].lstrip("/") for i in infos if i.type == fs.FileType.File]
+    matches = [folder + quote(p) + mark + options for p in inside if _fits(p.split("/"), shapes)]
+    if not matches:
+        raise _no_file(str(file))
+    return matches
+
+
+def _missing(shown: str) -> CorpusError:
+    return CorpusError("a corpus file must exist", shown, "Check the path.")
+
+
+def _no_file(shown: str, left_out: str = "") -> CorpusError:
+    return CorpusError(
+        "a folder or pattern must give a file of a known kind",
+        f"{shown}, with {left_out or 'nothing'}",
+        f"Name files that end in {_KNOWN}, or say what others hold: --kind text FOLDER/*.log.",
+    )
+
+
+# Sources
+
 
 # Dumped as JSON, for records and messages, addresses go without their credentials.
 Paths = Annotated[
@@ -75,15 +287,9 @@ class TextFiles(_Files):
 
     kind: Literal["text"] = "text"
 
-    def parts(self, bad: BadRows) -> Iterator[TextPiece]:
+    def pieces(self, bad: BadRows) -> Iterator[TextPiece]:
         for file in self.files():
-            has_text = False
-            with file.open_unpacked() as stream:
-                for text in decoded(file, stream):
-                    has_text = True
-                    yield text, False
-            if has_text:
-                yield "", True
+            yield from document_of(file)
 
 
 class JsonLines(_Files):
@@ -97,7 +303,7 @@ class JsonLines(_Files):
         Field(description="What becomes of text with NUL characters, mostly damage"),
     ] = "refuse"
 
-    def parts(self, bad: BadRows) -> Iterator[TextPiece]:
+    def pieces(self, bad: BadRows) -> Iterator[TextPiece]:
         rows = (
             (place, field_of(row, self.field))
             for file in self.files()
@@ -113,7 +319,7 @@ class ParquetFiles(_Files):
     field: FieldName = "text"
     max_bad: MaxBad = 0
 
-    def parts(self, bad: BadRows) -> Iterator[TextPiece]:
+    def pieces(self, bad: BadRows) -> Iterator[TextPiece]:
         rows = (row for file in self.files() for row in parquet_rows(file, self.field))
         return usable(rows, self.max_bad, bad)
 
@@ -139,7 +345,7 @@ class HubDataset(_SourceModel):
         folder = Path(self.name)
         return folder if folder.is_dir() else None
 
-    def parts(self, bad: BadRows) -> Iterator[TextPiece]:
+    def pieces(self, bad: BadRows) -> Iterator[TextPiece]:
         rows = dataset_rows(self.name, self.config, self.split, self.revision, self.field)
         return usable(rows, self.max_bad, bad)
 
@@ -176,6 +382,23 @@ class TokenIds(_SourceModel):
     def digests(self) -> list[str]:
         return [file.sha256() for file in self.files()]
 
+    def ids(self) -> Iterator[Ids]:
+        """Yield the ids in chunks of at most 2^20, checked as they are read."""
+        shown = str(CorpusFile(self.path))
+        rule = f"{shown}: token ids must be a non-empty 1-D array of an unsigned integer type"
+        remedy = "Write it to a local file with numpy.save(path, ids.ravel().astype(numpy.uint32))."
+        require(not is_address(self.path), CorpusError, rule, "an address", remedy)
+        try:
+            array = open_array(Path(self.path))
+        except ArtifactError as error:
+            raise CorpusError(rule, str(error.value), remedy) from error
+        right = array.ndim == 1 and array.dtype.kind == "u" and array.size > 0
+        require(right, CorpusError, rule, f"shape {array.shape}, dtype {array.dtype}", remedy)
+        for start in range(0, array.size, _CHUNK_IDS):
+            ids = array[start : start + _CHUNK_IDS]
+            check_range(ids, shown, start)
+            yield ids.astype(np.int32)
+
 
 DocumentSource = TextFiles | JsonLines | ParquetFiles | HubDataset
 Source = Annotated[DocumentSource | TokenIds, Field(discriminator="kind")]
@@ -198,32 +421,27 @@ def file_digests(sources: Mapping[str, Source]) -> dict[str, str]:
 
 
 def iter_documents(source: DocumentSource, bad: BadRows | None = None) -> Iterator[str]:
-    """Yield the documents of a source, in order, empty ones left out.
-
-    Yields:
-        Text without lone surrogates, and without NUL characters but where they are kept.
-    """
+    """Yield the documents of a source, in order, empty ones left out; there must be one."""
     parts: list[str] = []
-    for text, last in not_empty(source, source.parts(bad or BadRows())):
+    for text, last in not_empty(source, source.pieces(bad or BadRows())):
         parts.append(text)
         if last:
             yield "".join(parts)
             parts = []
 
 
-def not_empty(source: Source, pieces: Iterable[T]) -> Iterator[T]:
-    """Yield what a source gives, which must be something."""
-    has_text = False
+def not_empty(source: DocumentSource, pieces: Iterable[TextPiece]) -> Iterator[TextPiece]:
+    """Yield the pieces of a source, of which there must be one."""
+    is_empty = True
     for piece in pieces:
-        has_text = True
+        is_empty = False
         yield piece
-    require(
-        has_text,
-        CorpusError,
-        "a corpus must hold at least one non-empty document",
-        source.model_dump(mode="json"),
-        "Check the paths and the field name.",
-    )
+    if is_empty:
+        raise CorpusError(
+            "a corpus must hold at least one non-empty document",
+            source.model_dump(mode="json"),
+            "Check the paths and the field name.",
+        )
 
 
 # Names and options of a command
@@ -260,25 +478,22 @@ class Reading:
 _AS_THEY_ARE: Final = Reading()
 
 
-def source_of(names: tuple[str, ...], reading: Reading = _AS_THEY_ARE) -> Source:
+def source_of(names: Sequence[str], reading: Reading = _AS_THEY_ARE) -> Source:
     """Return the source that names and options describe; see `sources_of`."""
     return sources_of([names], reading)[0]
 
 
-def sources_of(corpora: Sequence[tuple[str, ...]], reading: Reading = _AS_THEY_ARE) -> list[Source]:
+def sources_of(corpora: Sequence[Sequence[str]], reading: Reading = _AS_THEY_ARE) -> list[Source]:
     """Return the source of each corpus, of the kind that is given or that its names end in.
 
     A folder stands for the files of one kind that lie in it and below, each text file a document. A
     name like ``owner/name`` that is no file is a Hugging Face data set. An option that says nothing
     about any of the corpora is refused.
     """
-    require(
-        bool(corpora) or not reading.flags,
-        ConfigError,
-        "options of a corpus need one",
-        ", ".join(reading.flags),
-        "Name its files, or leave the options out.",
-    )
+    if reading.flags and not corpora:
+        given = ", ".join(reading.flags)
+        remedy = "Name its files, or leave the options out."
+        raise ConfigError("options of a corpus need one", given, remedy)
     sources = [_source(names, reading) for names in corpora]
     for name, value in reading.given.items():
         users = [kind for kind, model in _MODELS.items() if name in model.model_fields]
@@ -292,10 +507,11 @@ def sources_of(corpora: Sequence[tuple[str, ...]], reading: Reading = _AS_THEY_A
     return sources
 
 
-def _source(names: tuple[str, ...], reading: Reading) -> Source:
-    kind, places = reading.kind, names
+def _source(names: Sequence[str], reading: Reading) -> Source:
+    kind = reading.kind
+    places = list(names)
     if kind != "dataset":
-        places = tuple(place for name in names for place in _places(name, kind))
+        places = [place for name in names for place in _places(name, kind)]
     if kind is None:
         kinds = Counter(map(_kind, places))
         require(
@@ -306,39 +522,44 @@ def _source(names: tuple[str, ...], reading: Reading) -> Source:
             "Name files of one kind; of a folder, --kind text (or another) takes only those.",
         )
         (kind,) = kinds
-    require(
-        len(places) == 1 or kind not in ("ids", "dataset"),
-        CorpusError,
-        f"a corpus of kind {kind} must be one name",
-        ", ".join(map(redacted, places)),
-        "Check the paths: a name that is no file is taken for a data set.",
-    )
-    model = _MODELS[kind]
-    fields = {name: value for name, value in reading.given.items() if name in model.model_fields}
-    if kind == "dataset":
-        fields |= {"name": places[0], "split": fields.get("split", reading.default_split)}
+    fields = {n: value for n, value in reading.given.items() if n in _MODELS[kind].model_fields}
+    if kind in ("ids", "dataset"):
+        require(
+            len(places) == 1,
+            CorpusError,
+            f"a corpus of kind {kind} must be one name",
+            ", ".join(map(redacted, places)),
+            "Check the paths: a name that is no file is taken for a data set.",
+        )
+        fields["name" if kind == "dataset" else "path"] = places[0]
     else:
-        fields |= {"path": places[0]} if kind == "ids" else {"paths": places}
+        fields["paths"] = places
+    if kind == "dataset":
+        fields.setdefault("split", reading.default_split)
     with described("a corpus must be given as it can be read", "Correct it.", ConfigError):
-        return model.model_validate(fields)
+        return _MODELS[kind].model_validate(fields)
 
 
 def _places(name: str, kind: SourceKind | None) -> list[str]:
     """Return the files of a folder or of a local pattern; any other name as it is."""
     local = not is_address(name) and not os.path.isfile(name)
     if local and (os.path.lexists(name) or glob.has_magic(name)):
-        return [file.location for file in expand((name,), kind)]
+        return [file.location for file in expand([name], kind)]
     return [name]
 
 
 def _kind(name: str) -> SourceKind:
-    kind = kind_of(name)
-    if kind is not None:
+    if (kind := kind_of(name)) is not None:
         return kind
     if is_address(name) or os.path.lexists(name):
-        raise unknown_kind(name)
+        raise CorpusError(
+            f"a corpus file must end in {_KNOWN}; text and JSON Lines that are packed also in "
+            f"{', '.join(UNPACK)}",
+            str(CorpusFile(name)),
+            "Unpack it, or say what it holds: --kind text, or jsonl, parquet, ids.",
+        )
     parent, _, last = name.rpartition("/")
     # A file that is missing is no data set: hub ids have an owner, and no folder here.
-    like_hub = _HUB_ID.fullmatch(name) and (parent or "." not in last) and not os.path.isdir(parent)
-    require(bool(like_hub), CorpusError, "a corpus file must exist", name, "Check the path.")
+    if not _HUB_ID.fullmatch(name) or not (parent or "." not in last) or os.path.isdir(parent):
+        raise _missing(name)
     return "dataset"

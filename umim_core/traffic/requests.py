@@ -27,10 +27,10 @@ from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError, require
 from umim_core.rules.matcher import Parts
 from umim_core.text.chat_parts import encode_parts, is_json, places_of
-from umim_core.text.files import CorpusFile, SourceKind, expand, kind_of
+from umim_core.text.documents import CorpusFile, decoded, json_rows
 from umim_core.text.roles import MESSAGE_ROLES
 from umim_core.text.roles import Role as MergedRole
-from umim_core.text.rows import decoded, json_rows
+from umim_core.text.sources import SourceKind, expand, kind_of
 from umim_core.text.token_ids import encode
 from umim_core.text.tokens import PIECE_CHARS
 

@@ -33,8 +33,7 @@ from umim_core.store.artifacts import canonical_json, directory_digest, sha256_b
 from umim_core.store.publication import build_once, last_step, publish_directory
 from umim_core.task_sets.spec import SPLITS
 from umim_core.text.sources import Source
-from umim_core.text.token_files import TokenFiles
-from umim_core.text.tokens import check_known, tokenized_corpus
+from umim_core.text.tokens import TokenFiles, check_known, tokenized_corpus
 from umim_core.training.optimizer import AdamWStrategy
 from umim_core.training.train_job import TrainJob, read_curve, read_summary, run_job
 

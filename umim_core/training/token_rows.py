@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher, Parts, segment_parts
 from umim_core.store.arrays import open_array, save_array
-from umim_core.text.token_files import INDEX, TokenFiles
 from umim_core.text.token_ids import Tokens, flat
+from umim_core.text.tokens import INDEX, TokenFiles
 
 _ARRAYS = ("ids", "offsets", "parts", "replies")
 

@@ -38,7 +38,7 @@ from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ArtifactError, CorpusError, TokenizerMismatchError
 from umim_core.store.artifacts import directory_digest, payload_files, sha256_file
 from umim_core.text.sources import JsonLines, TextFiles
-from umim_core.text.token_files import TokenFiles
+from umim_core.text.tokens import TokenFiles
 
 NAME = "umim-docs-gpt2"
 TEXTS = {

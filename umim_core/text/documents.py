@@ -1,4 +1,4 @@
-"""Rows of corpus files and data sets, and the text in them: checked, and counted where it is bad.
+"""Documents in the files of a corpus and in data sets: read, checked, and counted where bad.
 
 Everything streams, but for JSON arrays: at most one row, one parquet batch or one MiB of a text
 file is in memory. Rows are ``(place, value)`` pairs until `usable` has checked them; `place` is
@@ -8,22 +8,29 @@ A UTF-8 byte order mark is stripped; line ends stay as they are (CRLF too).
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import gzip
+import hashlib
+import io
 import json
+import lzma
 import os
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import fs
 
-from umim_core.addresses import beside, is_path
+from umim_core.addresses import beside, is_address, is_path, redacted, scrubbed, without_options
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError, require
-from umim_core.text.files import CorpusFile, typed_errors
 
 TextPiece = tuple[str, bool]  # text, and whether it ends its document
 PlacedRows = Iterator[tuple[str, object]]  # where a row stands, and what stands for its text
@@ -44,6 +51,14 @@ _HEADS: Final = {
     b"\x93NUMPY": "like an array: let its name end in .npy",
     b"%PDF": "like PDF: take the text out of it",
 }
+UNPACK: Final[dict[str, Callable[[Any], Any]]] = {
+    ".gz": gzip.open,
+    # pyarrow brings zstd; Python has it from 3.14 only.
+    ".zst": lambda raw: pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"),
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+}
+_READ_AHEAD: Final = 1 << 22  # bytes of one request to a remote file
 
 
 @dataclass
@@ -54,31 +69,111 @@ class BadRows:
     first: list[str] = field(default_factory=list)
 
 
+# Files
+
+
+@dataclass(frozen=True)
+class CorpusFile:
+    """One file of a corpus; shown as its path, or its address without credentials and options."""
+
+    location: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return redacted(without_options(self.location))
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the content in hex, read in chunks."""
+        with self.open() as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    @contextmanager
+    def open(self) -> Iterator[io.BufferedReader]:
+        """Open the stored bytes; what goes wrong within, too, names the file."""
+        with self.typed_errors():
+            if is_address(self.location):
+                filesystem, path = self.resolve()
+                raw = io.BufferedReader(filesystem.open_input_file(path), _READ_AHEAD)
+            else:
+                raw = Path(self.location).open("rb")  # noqa: SIM115  closed below
+            with raw:
+                yield raw
+
+    @contextmanager
+    def open_unpacked(self) -> Iterator[io.BufferedReader]:
+        """Open the file for reading, unpacked where its name ends as packed ones do."""
+        packer = endings_of(self.location)[1]
+        with self.open() as raw:
+            yield io.BufferedReader(UNPACK[packer](raw)) if packer else raw
+
+    def resolve(self) -> tuple[fs.FileSystem, str]:
+        """Return the file system of an address and the path in it."""
+        try:
+            filesystem, path = fs.FileSystem.from_uri(self.location)
+        except (OSError, pa.ArrowException) as error:
+            raise CorpusError(
+                f"{self}: the address must be one that Arrow's file systems know",
+                f"{type(error).__name__}: {scrubbed(str(error), self.location)}",
+                "Write it like s3://bucket/path?region=eu-west-1; quote odd characters with %.",
+            ) from None  # the cause may show credentials
+        return filesystem, path
+
+    @contextmanager
+    def typed_errors(self) -> Iterator[None]:
+        """Turn what codecs and file systems raise into a `CorpusError` that names the file."""
+        try:
+            yield
+        except (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException) as error:
+            raise CorpusError(
+                f"{self}: the file must be readable and whole",
+                f"{type(error).__name__}: {scrubbed(str(error), self.location)}",
+                "Correct the file or leave it out.",
+            ) from (None if is_address(self.location) else error)  # the cause may show credentials
+
+
+def endings_of(name: str) -> tuple[str, str]:
+    """Return the ending that tells the kind and that of the packer, in lower case; "" for none.
+
+    "A.JSONL.gz" -> (".jsonl", ".gz"), "notes" -> ("", "").
+    """
+    path = PurePosixPath(without_options(name).lower())
+    packer = path.suffix if path.suffix in UNPACK else ""
+    return PurePosixPath(path.name.removesuffix(packer)).suffix, packer
+
+
 # Text
 
 
-def decoded(file: CorpusFile, stream: BinaryIO) -> Iterator[str]:
+def document_of(file: CorpusFile) -> Iterator[TextPiece]:
+    """Yield a text file as one document; an empty one is none."""
+    has_text = False
+    for text in decoded(file):
+        has_text = True
+        yield text, False
+    if has_text:
+        yield "", True
+
+
+def decoded(file: CorpusFile) -> Iterator[str]:
     """Yield UTF-8 text in parts of up to 1 MiB, without a byte order mark in front."""
-    decoder, head, read = codecs.getincrementaldecoder("utf-8-sig")(), b"", 0
-    final = False
-    while not final:
-        with typed_errors(file):
+    decoder, head, read = codecs.getincrementaldecoder("utf-8")(), b"", 0
+    chunk = None
+    with file.open_unpacked() as stream:
+        while chunk != b"":
             chunk = stream.read(_CHUNK_BYTES)
-        final = not chunk
-        head, read = head or chunk[:8], read + len(chunk)
-        if (at := chunk.find(b"\0")) >= 0:
-            found = f"NUL at byte {read - len(chunk) + at}"
-            raise CorpusError(f"{file}: text must not hold NUL", found, _utf8_remedy(head))
-        try:
-            text = decoder.decode(chunk, final)
-            if final and (torn := decoder.getstate()[0]):  # of a byte order mark
-                raise UnicodeDecodeError("utf-8", torn, 0, len(torn), "unexpected end of data")
-        except UnicodeDecodeError as error:
-            found = f"{error.reason} at byte {read - len(error.object) + error.start}"
-            rule = f"{file}: text must be UTF-8"
-            raise CorpusError(rule, found, _utf8_remedy(head)) from error
-        if text:
-            yield text
+            head, read = head or chunk[:8], read + len(chunk)
+            if (at := chunk.find(b"\0")) >= 0:
+                found = f"NUL at byte {read - len(chunk) + at}"
+                raise CorpusError(f"{file}: text must not hold NUL", found, _utf8_remedy(head))
+            try:
+                text = decoder.decode(chunk, final=not chunk)
+            except UnicodeDecodeError as error:
+                found = f"{error.reason} at byte {read - len(error.object) + error.start}"
+                rule = f"{file}: text must be UTF-8"
+                raise CorpusError(rule, found, _utf8_remedy(head)) from error
+            if read == len(chunk):
+                text = text.removeprefix("\ufeff")
+            if text:
+                yield text
 
 
 def _utf8_remedy(head: bytes) -> str:
@@ -140,18 +235,17 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def json_rows(file: CorpusFile) -> PlacedRows:
+    """Yield the lines of JSON Lines, or the items of an array, that are no empty lines."""
     with file.open_unpacked() as stream:
-        with typed_errors(file):
-            head = stream.peek(_CHUNK_BYTES)
+        head = stream.peek(_CHUNK_BYTES)
         if magic := next(filter(head.startswith, _HEADS), None):  # all else may be secret
             raise CorpusError(f"{file}: rows must be UTF-8", magic, _utf8_remedy(head))
         if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-            for number, row in enumerate(_array(file, stream), 1):
+            for number, row in enumerate(_array(file), 1):
                 yield f"{file}: item {number}", row
             return
         for number in count(1):
-            with typed_errors(file):
-                line = stream.readline(_MAX_ROW + 1)
+            line = stream.readline(_MAX_ROW + 1)
             require(
                 len(line) <= _MAX_ROW,
                 CorpusError,
@@ -181,10 +275,10 @@ def _json_value(line: bytes) -> object:
         )
 
 
-def _array(file: CorpusFile, stream: BinaryIO) -> list[object]:
+def _array(file: CorpusFile) -> list[object]:
     texts: list[str] = []
     size = 0
-    for text in decoded(file, stream):
+    for text in decoded(file):
         texts.append(text)
         size += len(text)
         require(
@@ -219,7 +313,7 @@ def field_of(row: object, name: str) -> object:
 
 
 def parquet_rows(file: CorpusFile, name: str) -> PlacedRows:
-    with file.open() as stream, typed_errors(file), pq.ParquetFile(stream) as table:
+    with file.open() as stream, pq.ParquetFile(stream) as table:
         schema = table.schema_arrow
         _require_column(str(file), name, schema.names)
         kind = schema.field(name).type
