@@ -24,8 +24,8 @@ KUBERNETES = ROOT / "infra/k8s"
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 MANIFESTS = sorted(KUBERNETES.glob("base/*.yaml"))
 VERSION = str(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"])
-PINNED = re.compile(r"^[\w./-]+:\d+(\.\d+)+(-[\w.-]+)?$")
-OWN = re.compile(r"^umim:")
+PINNED = re.compile(r"[\w./-]+:\d+(\.\d+)+(-[\w.-]+)?")
+OWN = re.compile(rf"umim:{re.escape(VERSION)}-(cpu|gpu)")
 SCHEMAS = {f".github/workflows/{path.name}": "github-workflows" for path in WORKFLOWS} | {
     "compose.yaml": "compose-spec"
 }
@@ -54,26 +54,9 @@ def images(value: Any) -> list[str]:
     return [of["image"] for of in walk(value) if isinstance(of.get("image"), str)]
 
 
-def unpinned(names: list[str]) -> list[str]:
-    """Return what names no exact version, or another version of UMIM than the project's."""
-    own = re.compile(rf"^umim:{re.escape(VERSION)}-(cpu|gpu)$")
-    return [name for name in names if not (own if OWN.match(name) else PINNED).match(name)]
-
-
-def bases(text: str) -> list[str]:
-    """Return the images that a Dockerfile begins with, its own stages left out."""
-    stages = re.findall(r"^FROM \S+ AS (\S+)", text, re.M)
-    return [name for name in re.findall(r"^FROM (\S+)", text, re.M) if name not in stages]
-
-
-def copied(text: str) -> list[str]:
-    """Return the paths of the checkout that a Dockerfile copies."""
-    lines = re.findall(r"^COPY (?!--from)(.*)$", text, re.M)
-    return [path for line in lines for path in line.split()[:-1]]
-
-
 def test_every_path_that_the_image_copies_exists_and_reaches_the_builder() -> None:
-    paths = copied(DOCKERFILE.read_text("utf-8"))
+    lines = re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE.read_text("utf-8"), re.M)
+    paths = [path for line in lines for path in line.split()[:-1]]
     allowed = re.findall(r"^!([^/\n]+)", (ROOT / ".dockerignore").read_text("utf-8"), re.M)
     assert {"tasks", "flows", "requirements/lock.txt"} <= set(paths)
     assert [path for path in paths if not (ROOT / path).exists()] == []
@@ -90,7 +73,11 @@ def test_images_are_pinned_and_of_the_versions_of_project_and_lock() -> None:
         if isinstance(patch, dict) and patch["path"].endswith("/image")
     ]
     assert len(compose) >= 8 and len(kubernetes) >= 7 and len(patches) == 2
-    assert unpinned([*compose, *kubernetes, *patches, *bases(DOCKERFILE.read_text("utf-8"))]) == []
+    text = DOCKERFILE.read_text("utf-8")
+    stages = re.findall(r"^FROM \S+ AS (\S+)", text, re.M)
+    bases = [name for name in re.findall(r"^FROM (\S+)", text, re.M) if name not in stages]
+    for name in (*compose, *kubernetes, *patches, *bases):
+        assert (OWN if name.startswith("umim:") else PINNED).fullmatch(name), name
     rays = [of["rayVersion"] for p in MANIFESTS for of in walk(documents(p)) if "rayVersion" in of]
     assert rays == [locked("ray")] * 2
 

@@ -27,7 +27,6 @@ from umim_core.text import token_ids, tokens
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_ids import ids_digest, segment_borders, segment_rows
 from umim_core.text.tokens import (
-    TokenFiles,
     check_known,
     cut_pieces,
     first_ids,
@@ -137,16 +136,6 @@ def test_pieces_of_any_text_give_the_ids_of_the_whole(
     assert list(ids) == whole(text, tokenizer)
 
 
-@pytest.mark.parametrize("size", [1, 7, 100, 10**6])
-def test_the_parts_a_document_comes_in_do_not_move_its_borders(
-    embedded: PreTrainedTokenizerBase, size: int
-) -> None:
-    text = "Return the sum of the elements, 3 of 4.\n世界。你好！" * 60
-    whole = list(cut_pieces([(text, True)], embedded, 90))
-    assert len(whole) > 10
-    assert list(cut_pieces(in_parts(text, size), embedded, 90)) == whole
-
-
 @pytest.mark.parametrize(
     ("text", "least"),
     [
@@ -229,10 +218,6 @@ def test_a_corpus_is_tokenised_whole_or_up_to_a_limit(
 # A corpus
 
 
-def shards(directory: Path, ids: list[int]) -> TokenFiles:
-    return write_documents(directory, np.array(ids, dtype=np.int64))
-
-
 def test_documents_keep_their_borders(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -273,8 +258,9 @@ def test_the_digest_is_that_of_the_ids_in_whole_segments(
     monkeypatch.setattr(token_ids, "_HASHED_TOKENS", step)
     ids = list(range(25))
     want = hashlib.sha256(np.array(ids[:20], dtype="<i4").tobytes()).hexdigest()
-    assert ids_digest(shards(tmp_path / "a", ids), range(0, 21, 10)) == want
-    assert ids_digest(shards(tmp_path / "b", [*ids[:19], 99]), range(0, 21, 10)) != want
+    for name, last, same in (("a", ids[19:], True), ("b", [99], False)):
+        found = write_documents(tmp_path / name, np.array([*ids[:19], *last]))
+        assert (ids_digest(found, range(0, 21, 10)) == want) == same
 
 
 @given(

@@ -156,9 +156,8 @@ def document_of(file: CorpusFile) -> Iterator[TextPiece]:
 def decoded(file: CorpusFile) -> Iterator[str]:
     """Yield UTF-8 text in parts of up to 1 MiB, without a byte order mark in front."""
     decoder, head, read = codecs.getincrementaldecoder("utf-8")(), b"", 0
-    chunk = None
     with file.open_unpacked() as stream:
-        while chunk != b"":
+        while True:
             chunk = stream.read(_CHUNK_BYTES)
             head, read = head or chunk[:8], read + len(chunk)
             if (at := chunk.find(b"\0")) >= 0:
@@ -174,6 +173,8 @@ def decoded(file: CorpusFile) -> Iterator[str]:
                 text = text.removeprefix("\ufeff")
             if text:
                 yield text
+            if not chunk:
+                return
 
 
 def _utf8_remedy(head: bytes) -> str:

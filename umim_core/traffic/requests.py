@@ -143,8 +143,7 @@ def read_requests(names: tuple[str, ...], kind: SourceKind | None, left: Left) -
 
 
 def _text_file(file: CorpusFile, left: Left) -> Iterator[Request]:
-    with file.open_unpacked() as stream:
-        text = "".join(decoded(file, stream))
+    text = "".join(decoded(file))
     ending = file.location.lower().rpartition(".")[2]
     content: Content = "code" if f".{ending}" in _CODE else _content_of(text)
     if text:
