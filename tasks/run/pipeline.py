@@ -42,7 +42,7 @@ from tasks.run.site import Site
 from tasks.run.stage import Artifact, StageCall, time_lines, verifying_once
 from tasks.storage.remote_root import remote_root
 from tasks.tracking.compare_view import adaptation_rows
-from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, RunInput, Status, Tracker
+from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, Status, Tracker
 from umim_core.addresses import redacted
 from umim_core.backbone.devices import release_memory
 from umim_core.checkpoint.checkpoint_files import read_config
@@ -58,14 +58,6 @@ from umim_core.training.train_job import CURVE, read_curve
 T = TypeVar("T")
 logger = logging.getLogger("umim.pipeline")
 _SHOWN = (".svg", ".md", ".html", "table.json")
-# Inputs of a stage that are data sets to MLflow, and what they are read for.
-_DATA_SETS = {
-    "generated": "training",
-    "corpus": "training",
-    "tokens": "training",
-    "train": "training",
-    "valid": "validation",
-}
 R = TypeVar("R", bound=RunRecipe)
 
 
@@ -178,11 +170,6 @@ class PipelineRun(Generic[R]):
             {**artifact.metrics, "seconds": float(manifest["facts"]["seconds"])},
             [(n, int(row["step"]), row[n]) for row in curve for n in row if n != "step"],
             artifacts=_files_to_show(artifact),
-            inputs=[
-                RunInput(name, str(digest), artifact.stage, context)
-                for name, digest in manifest["inputs"].items()
-                if (context := _DATA_SETS.get(name.rpartition(".")[2])) is not None
-            ],
             tags={"umim.digest": artifact.digest, "umim.path": str(artifact.path)},
         )
 

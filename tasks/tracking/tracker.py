@@ -20,7 +20,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -40,7 +39,7 @@ from tasks.tracking.compare_view import (
 from umim_core.addresses import redacted, scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
 from umim_core.errors import ArtifactError, LockError, TrackingError, require
-from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.artifacts import sha256_bytes
 from umim_core.store.disk import write_bytes
 from umim_core.store.locking import directory_lock
 
@@ -73,14 +72,6 @@ _NOT_IN_QUERIES: Final = re.compile(r"[^\w.\-@]+")
 _SECRET_NAME: Final = re.compile(
     r"(^|[._-])(token|auth|password|passwd|secret|api_?key|credentials?)$", re.IGNORECASE
 )
-
-
-@dataclass(frozen=True)
-class RunInput:
-    name: str
-    digest: str
-    source: str
-    context: str = "training"
 
 
 def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
@@ -190,7 +181,6 @@ class Tracker:
         metrics: Metrics,
         curve: Sequence[Point] = (),
         artifacts: Sequence[Path] = (),
-        inputs: Sequence[RunInput] = (),
         *,
         tags: Mapping[str, str] | None = None,
     ) -> None:
@@ -201,7 +191,7 @@ class Tracker:
         def write() -> None:
             parent = self._pipeline(pipeline, time_ms)
             of = {"umim.stage": stage, "mlflow.parentRunId": parent.info.run_id, **(tags or {})}
-            run = self.record("stage", key, name, params, points, of, inputs, time_ms=time_ms)
+            run = self.record("stage", key, name, params, points, of, time_ms=time_ms)
             # A stage shared by several pipelines has one run; each pipeline says which.
             self._log(parent, tags={f"umim.stage.{stage}.{key[:8]}": run.info.run_id})
 
@@ -425,7 +415,6 @@ class Tracker:
         params: Mapping[str, object],
         points: Sequence[Point],
         tags: Mapping[str, str],
-        inputs: Sequence[RunInput] = (),
         *,
         time_ms: int,
         end_ms: int | None = None,
@@ -434,7 +423,7 @@ class Tracker:
         """Write a run and finish it, after ``more`` of it; a finished one stays as it is."""
         run = self._ensure(kind, key, name, tags, time_ms)
         if run.info.status != "FINISHED":
-            self._log(run, params, points, inputs=inputs)
+            self._log(run, params, points)
             more(run)
             self.client.set_terminated(run.info.run_id, "FINISHED", end_ms or time_ms)
         return run
@@ -445,14 +434,13 @@ class Tracker:
         params: Mapping[str, object] | None = None,
         points: Sequence[Point] = (),
         tags: Mapping[str, str] | None = None,
-        inputs: Sequence[RunInput] = (),
         time_ms: int | None = None,
     ) -> None:
         """Write what a run is described by; NaN and infinities are left out.
 
         Points without a time have the start of the run, so that it never changes.
         """
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+        from mlflow.entities import Metric, Param, RunTag
 
         run_id, at = run.info.run_id, run.info.start_time if time_ms is None else time_ms
         self.client.log_batch(
@@ -465,14 +453,6 @@ class Tracker:
             [Param(*item) for item in flatten(params or {}).items()],
             [RunTag(*item) for item in (tags or {}).items()],
         )
-        entries = []
-        for entry in inputs:
-            # MLflow keeps 36 characters of a digest; the source keeps it whole.
-            source = canonical_json({"digest": entry.digest, "uri": entry.source})
-            dataset = Dataset(entry.name, entry.digest[:36], "umim", source)
-            entries.append(DatasetInput(dataset, [InputTag("mlflow.data.context", entry.context)]))
-        if entries:
-            self.client.log_inputs(run_id, entries)
 
     def log_files(self, run: Run, paths: Sequence[Path], *, replace: bool = False) -> None:
         """Keep files, and folders under their own name, with a run; what it has stays."""

@@ -56,7 +56,6 @@ def fields(checkpoint: Path, data: Path, **changes: Any) -> dict[str, Any]:
 def curves(
     tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Walk, dict[str, Any]]:
-    """The run, and what it measured."""
     folder = tmp_path_factory.mktemp("curves")
     given = fields(tiny_checkpoint, write_questions(folder / "questions"))
     recipe = AdaptationRecipe.model_validate(given)

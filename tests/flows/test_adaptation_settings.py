@@ -22,10 +22,7 @@ NEW_ROW = Setting("WT + DPO + FT", "WT + DPO", "task", "sft")
 
 @pytest.fixture(scope="module")
 def run(tiny_run: Walk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
-    """A run that asks for a new row and for the paper's start from random weights.
-
-    It works on a copy of the artifacts of a whole run, so that only what is new is built.
-    """
+    """A run, on a copy of a whole one's artifacts, that asks for a new row and a random start."""
     raw = tiny_run.recipe.model_dump(mode="json")
     raw["adapt"]["settings"] = [NEW_ROW.name, "Task-trained"]
     raw["adapt"]["sft"]["learning_rate"] /= 2  # or a DPO that kept its start leaves WT + FT

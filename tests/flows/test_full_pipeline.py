@@ -30,28 +30,14 @@ from umim_core.checkpoint.checkpoint_index import own_checkpoints
 from umim_core.store.artifacts import read_manifest
 
 STAGES = {
-    "corpus",
-    "task",
-    "tokenize",
-    "count",
-    "filter",
-    "distill",
-    "task-rules",
-    "with-rules",
-    "sft",
-    "dpo",
-    "evaluate",
-    "task-score",
-    "benchmark",
-    "report",
-}
+    "corpus", "task", "tokenize", "count", "filter", "distill", "task-rules", "with-rules", "sft",
+    "dpo", "evaluate", "task-score", "benchmark", "report",
+}  # fmt: skip
 
 pytestmark = pytest.mark.timeout(900)  # a whole run is in the fixture
 
 
 class Finished:
-    """One finished pipeline, and where it left things."""
-
     def __init__(self, base: Path, environment: pytest.MonkeyPatch, prefect: Path) -> None:
         self.root, self.prefect, self.report = base / "root", prefect, Path()
         self.uri = f"sqlite:///{base / 'mlflow.db'}"
@@ -71,7 +57,6 @@ class Finished:
             return Path(full_pipeline(str(self.recipe)))
 
     def artifacts(self) -> dict[str, str]:
-        """Return every finished artifact's digest by "stage/key"."""
         return {
             f"{path.parent.parent.name}/{path.parent.name}": Artifact.of(
                 path.parent, json.loads(path.read_text())
@@ -81,7 +66,6 @@ class Finished:
         }
 
     def runs(self, kind: str) -> list[Run]:
-        """Return the MLflow runs of a kind."""
         return runs_of(self.uri, kind)
 
 
@@ -116,23 +100,18 @@ def test_the_count_on_the_cluster_is_that_of_one_process(run: Finished, tmp_path
     assert all(call.artifact.metrics["ngrams_2"] for call in alone.calls if call.name == "count")
 
 
-def test_every_checkpoint_is_named_by_its_cell_and_setting(
+def test_every_checkpoint_has_a_name_and_a_place_on_the_page_which_is_offline(
     run: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    page = (run.report / "report.html").read_text(encoding="utf-8")
+    places = json.loads((run.report / "report.json").read_text("utf-8"))["checkpoints"]
+    assert len(places) == 5 and all(place["path"] in page for place in places)
+    assert all((Path(place["path"]) / "manifest.json").is_file() for place in places)
+    assert "umim-docs-gpt2" in page and "Task-Adapted" in page and 'src="http' not in page
     monkeypatch.setenv("UMIM_ROOT", str(run.root))
     settings = ("wt", "wt-rules", "wt-ft", "task-adapted")
     names = {f"tiny/small-tau-3-greedy-drop/{setting}" for setting in settings}
     assert set(own_checkpoints()) == names | {"tiny/docs-gpt2-tau-5-greedy-drop/wt"}
-
-
-def test_report_page_is_whole_and_offline(run: Finished) -> None:
-    page = (run.report / "report.html").read_text(encoding="utf-8")
-    assert "umim-docs-gpt2" in page
-    assert "Task-Adapted" in page
-    assert 'src="http' not in page
-    places = json.loads((run.report / "report.json").read_text("utf-8"))["checkpoints"]
-    assert all((Path(place["path"]) / "manifest.json").is_file() for place in places)
-    assert len(places) == 5 and all(place["path"] in page for place in places)
 
 
 def test_mlflow_has_rows_stages_curves_and_live_numbers_by_the_names_others_query(

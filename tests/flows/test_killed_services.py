@@ -54,7 +54,6 @@ class Postgres:
         self.start()
 
     def start(self) -> None:
-        """Start it and wait until it takes connections."""
         settings = [f"port={self.port}", "listen_addresses=127.0.0.1", "unix_socket_directories="]
         options = [word for setting in settings for word in ("-c", setting)]
         self._process = self._run(["postgres", "-D", str(self._folder / "data"), *options])
@@ -69,7 +68,6 @@ class Postgres:
         self._process.wait(_SECONDS)
 
     def execute(self, statement: str) -> None:
-        """Execute a statement as soon as there is a connection."""
         import psycopg2
 
         deadline = time.monotonic() + _SECONDS
@@ -85,7 +83,6 @@ class Postgres:
         connection.close()
 
     def url(self, scheme: str, database: str) -> str:
-        """The address of a database, for a driver."""
         return f"{scheme}://umim@127.0.0.1:{self.port}/{database}"
 
     def _run(self, command: Sequence[str]) -> subprocess.Popen[bytes]:

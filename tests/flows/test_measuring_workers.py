@@ -47,7 +47,6 @@ def trained(run: Walk, folder: Path) -> Path:
 
 
 def numbers(run: Walk) -> dict[str, dict[str, float]]:
-    """Return what was measured, by the keys of the stages."""
     return {call.artifact.key: call.artifact.metrics for call in run.calls if call.name in MEASURED}
 
 

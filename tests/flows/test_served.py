@@ -180,7 +180,6 @@ def test_watching_a_failed_run_shows_why(served: Served) -> None:
 
 
 def _launch(served: Served, recipe: Path) -> str:
-    """Launch the deployment, return the id of its run."""
     command = [str(PREFECT), "deployment", "run", "umim/full-pipeline"]
     command += ["--param", f"recipe={recipe}"]
     printed = served.call(*command)
@@ -189,7 +188,6 @@ def _launch(served: Served, recipe: Path) -> str:
 
 
 def _wait_for_state(served: Served, number: str, name: str, seconds: float) -> str:
-    """Return the state of a flow run once it is the wanted one."""
     deadline, seen = time.monotonic() + seconds, ""
     while seen != name:
         assert time.monotonic() < deadline, f"{seen}, not {name}: {served.worker_log()}"

@@ -25,14 +25,7 @@ PLACES = tuple(
 
 
 class Soak:
-    """One fault after the other on copies of a finished run.
-
-    Args:
-        run: The undisturbed run.
-        folder: Receives the copies.
-        resize: Makes a file system of so many bytes.
-        seed: Of everything that is drawn.
-    """
+    """One fault after the other on copies of a finished run, whatever the seed draws."""
 
     def __init__(self, run: Walk, folder: Path, resize: Callable[[int], Path], seed: int) -> None:
         self.run, self.folder, self.resize = run, folder, resize
@@ -43,7 +36,6 @@ class Soak:
         )  # fmt: skip
 
     def step(self, number: int) -> None:
-        """Draw a stage and a fault, let it happen, run again and compare."""
         first = {call.name: call for call in reversed(self.run.calls)}
         calls = [call for name, call in first.items() if name not in NOT_EQUAL]
         call = calls[self.rng.integers(len(calls))]

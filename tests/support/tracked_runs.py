@@ -9,7 +9,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from tasks.tracking.tracker import RunInput, Tracker
+from tasks.tracking.tracker import Tracker
 
 STAGES = ("corpus", "tokenize", "count", "distill")
 
@@ -30,7 +30,6 @@ def record_pipeline(tracker: Tracker, pipeline: str, files: Path) -> None:
             {"kl": 0.0, "seconds": 1.5},
             [("train_kl", step, 1.0 / step) for step in range(1, 4)],
             artifacts=[files / "rules"] if stage == "count" else [],
-            inputs=[RunInput("tokens", stage[0] * 64, "tokenize")],
             tags={"umim.digest": stage},
         )
     tracker.register_checkpoint(f"model-{pipeline}", files / "checkpoint", f"{pipeline}-distill")
@@ -79,7 +78,6 @@ def held(uri: str) -> dict[str, Any]:
             "params": run.data.params,
             "points": points,
             "tags": tags,
-            "inputs": sorted(entry.dataset.digest for entry in run.inputs.dataset_inputs),
             "files": sorted(files_of(client, run.info.run_id)),
         }
     versions = client.search_model_versions("name = 'umim'")

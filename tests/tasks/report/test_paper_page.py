@@ -40,7 +40,6 @@ SIDES["third"] = {"kept": True}
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Folders of results and of tables."""
     for name, content in (("scores.json", json.dumps({"sides": SIDES})), ("x.yaml", TABLE)):
         (tmp_path / name).write_text(content, "utf-8")
     return tmp_path, tmp_path

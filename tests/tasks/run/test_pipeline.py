@@ -7,8 +7,8 @@ import threading
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 from uuid import uuid4
 
 import httpx
@@ -120,11 +120,7 @@ def test_a_run_without_a_server_keeps_its_own_error(monkeypatch: pytest.MonkeyPa
 def test_a_result_goes_to_mlflow_and_its_page_without_figures_to_the_flow_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect: str, executed: bool
 ) -> None:
-    attached: list[object] = []
     shown: dict[str, str] = {}
-
-    def attach(*arguments: object, replace: bool) -> None:
-        attached.append((*arguments, replace))
 
     def show(text: str, key: str) -> None:
         if prefect == "away":
@@ -132,13 +128,12 @@ def test_a_result_goes_to_mlflow_and_its_page_without_figures_to_the_flow_run(
         shown[key] = text
 
     monkeypatch.setattr(pipeline, "create_markdown_artifact", show)
-    lease, flow_run = cast(Any, None), FlowRun(flow_id=uuid4())
-    tracker: Any = SimpleNamespace(attach=attach, link=lambda _: "http://h/compare")
-    run: Any = PipelineRun(least_recipe(), tmp_path, lease, tracker, "key")
+    tracker = MagicMock(link=lambda _: "http://h/compare")
+    run: Any = PipelineRun(least_recipe(), tmp_path, cast(Any, None), tracker, "key")
     result = Artifact("report", "k", tmp_path / "out", "", executed)
-    context: Any = FlowRunContext.model_construct(flow_run=flow_run)
+    context: Any = FlowRunContext.model_construct(flow_run=FlowRun(flow_id=uuid4()))
     with nullcontext() if prefect == "none" else context:
         run.announce(result, "# Results\n![speed](speed.svg)\n| a |")
-    assert attached == [("key", [tmp_path / "out"], executed)]
+    tracker.attach.assert_called_once_with("key", [tmp_path / "out"], replace=executed)
     page = "# Results\n| a |\n\nComparison in MLflow: http://h/compare"
     assert shown == ({"umim-report": page} if prefect == "there" else {})

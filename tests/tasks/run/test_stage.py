@@ -75,14 +75,6 @@ def test_within_a_run_files_are_read_once_and_looked_for_at_every_use(tmp_path: 
                 run_stage(tmp_path, SPEC, never)
 
 
-def test_an_artifact_moved_to_another_key_is_refused(tmp_path: Path) -> None:
-    other = dataclasses.replace(SPEC, version=2)
-    artifact = run_stage(tmp_path, SPEC, build)
-    artifact.path.rename(artifact.path.with_name(other.key))
-    with pytest.raises(ArtifactError, match="must be the result of this very call"):
-        run_stage(tmp_path, other, never)
-
-
 def test_a_stage_of_an_unknown_schema_is_refused(tmp_path: Path) -> None:
     path = run_stage(tmp_path, SPEC, build).path / "manifest.json"
     write_json(path, {**dict(read_json(path)), "schema": 9})
@@ -97,30 +89,17 @@ def test_a_failing_build_publishes_nothing_and_keeps_what_can_be_resumed(
     spec = dataclasses.replace(SPEC, resumable=resumable)
 
     def fail(out: Path) -> dict[str, float]:
-        (out / "state").mkdir()
-        (out / "state" / "step").write_text("7")
+        (out / "state" / "step-7").mkdir(parents=True)
         raise RuntimeError("out of luck")
 
     with pytest.raises(RuntimeError, match="out of luck"):
         run_stage(tmp_path, spec, fail)
-    kept = {f"{spec.key}.partial"} if resumable else set()
-    assert names(tmp_path / "count") == kept
-
-    def resume(out: Path) -> dict[str, float]:
-        found = (out / "state" / "step").exists()
-        (out / "data.txt").write_text("x")
-        return {"found": float(found)}
-
+    assert names(tmp_path / "count") == ({f"{spec.key}.partial"} if resumable else set())
+    resume = lambda out: build(out) | {"found": float((out / "state" / "step-7").exists())}  # noqa: E731
     artifact = run_stage(tmp_path, spec, resume)
-    assert artifact.metrics == {"found": float(resumable)}
+    assert artifact.metrics["found"] == resumable
     assert names(tmp_path / "count") == {spec.key}
     assert names(artifact.path) == {"data.txt", "manifest.json"}
-
-
-def test_metrics_that_are_not_finite_fail_the_stage(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="only finite numbers"):
-        run_stage(tmp_path, SPEC, lambda out: {"loss": float("nan")})
-    assert names(tmp_path / "count") == set()
 
 
 def test_a_directory_without_a_manifest_does_not_exist_and_is_set_aside(tmp_path: Path) -> None:

@@ -104,7 +104,6 @@ def stored(remote: RemoteRoot, name: str, checkpoint: str = "") -> str:
 
 
 def call(*arguments: str) -> Any:
-    """Return what a command prints as JSON."""
     result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0
     return json.loads(result.stdout)

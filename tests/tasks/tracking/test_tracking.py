@@ -17,7 +17,7 @@ from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS, Measu
 from tasks.run.services import local_services
 from tasks.tracking import tracker as tracking
 from tasks.tracking.compare_view import ADAPTATION_SOURCE
-from tasks.tracking.tracker import PREFECT_TAG, RunInput, Tracker, flatten
+from tasks.tracking.tracker import PREFECT_TAG, Tracker, flatten
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 
@@ -49,7 +49,6 @@ def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
         {"kl": 0.0, "top1": None, "broken": float("nan"), "pass@1": 0.25},
         [*(("train_loss", step, loss) for step, loss in curve), ("zero", 0, 0.0)],
         [tmp_path / "note.txt", tmp_path / "rules"],
-        [RunInput("tokens", "ab" * 32, "tokenize/xyz")],
     )
     tracker.pipeline_run("p2", {})
     tracker.stage_run("p2", "distill", "d1", {}, {"kl": 9.0})  # as another pipeline finds it
@@ -62,8 +61,6 @@ def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
     history = client.get_metric_history(run.info.run_id, "train_loss")
     assert sorted((m.step, m.value) for m in history) == curve
     assert held(tracker.uri)["stage d1"]["files"] == ["note.txt", "rules/deep/a.txt"]
-    (data,) = run.inputs.dataset_inputs
-    assert data.dataset.name == "tokens" and "ab" * 32 in data.dataset.source
     for parent in ("p1", "p2"):
         named = run_of(tracker, "pipeline", parent).data.tags["umim.stage.distill.d1"]
         assert named == run.info.run_id

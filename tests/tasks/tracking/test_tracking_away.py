@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import shutil
 import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from tasks.tracking.tracker import Tracker
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> dict[str, Any]:
-    """What a store holds of a run that it was there for."""
     base = tmp_path_factory.mktemp("undisturbed")
     copy = shutil.copy(empty_store, base / "mlflow.db")
     record_pipeline(Tracker(f"sqlite:///{copy}", base), "plain", base / "files")
@@ -151,12 +150,7 @@ def test_threads_share_a_store_and_lose_nothing(
     tmp_path: Path, store: str, undisturbed: dict[str, Any]
 ) -> None:
     names = [f"thr-{number}" for number in range(3)]
-    threads = [
-        threading.Thread(target=record_pipeline, args=(Tracker(store, tmp_path), n, tmp_path / n))
-        for n in names
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(names)) as pool:
+        trackers = [Tracker(store, tmp_path) for _ in names]
+        list(pool.map(record_pipeline, trackers, names, [tmp_path / name for name in names]))
     assert [of_run(store, name) for name in names] == [undisturbed] * 3
