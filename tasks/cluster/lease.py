@@ -55,12 +55,9 @@ class ClusterLease:
 
     @contextmanager
     def room(self, needed: int) -> Iterator[Cluster]:
-        """Have room for so many workers, or cores of one; stages side by side wait for each other.
+        """Have room for so many GPUs, or cores where none are used; stages wait for each other.
 
         Ray itself would let the second group of workers fail after waiting for a minute.
-
-        Args:
-            needed: GPUs where the configuration has them, else cores.
         """
         cluster, room = self.ensure(), math.inf  # one of others may still grow
         if cluster.is_here:

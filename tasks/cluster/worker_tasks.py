@@ -43,12 +43,8 @@ def run_on_workers(
     GPU where the configuration has them; as many run at a time as the cluster has room for. A
     call's threads are its cores, so its numbers do not depend on how many others run.
 
-    Args:
-        lease: The cluster, started at the first need.
-        jobs: Calls by key; Ray sends what they close over, so no site and no lease.
-        finished: Receives key and result of each call.
-        cores: CPU cores of a call.
-        writes: Folder of the artifact root that calls write into: they must run where that is.
+    Ray sends what jobs close over, so no site and no lease. They must run where ``writes`` is, a
+    folder of the artifact root that they write into.
     """
     if not jobs:
         return
@@ -120,13 +116,8 @@ def call_on_worker(
 
     It is made here, in the caller's thread, with ``workers: 0``, and where the only worker would
     be a second process on the same cores. Otherwise it is a task of the cluster with the cores of
-    ``cores_of_a_call``, which waits until workers of other stages leave room for it.
-
-    Args:
-        lease: The cluster, started at the first need.
-        job: As of `run_on_workers`. Paths in it are absolute.
-        alone: Whether it has all cores of a machine instead, and all GPUs of this one.
-        writes: As for `run_on_workers`.
+    ``cores_of_a_call``, which waits until workers of other stages leave room for it, or ``alone``
+    with all cores of a machine and all GPUs of this one. Paths in the job are absolute.
     """
     if not calls_leave_this_process(lease.config):
         return job()

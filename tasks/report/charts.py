@@ -194,13 +194,9 @@ def heatmaps(
     marked: Sequence[int],
     labels: tuple[str, str, str],
 ) -> Figure:
-    """Draw square grids side by side on one scale of colours from 0.
+    """Draw square grids (by title, values [row][column]) side by side on one scale from 0.
 
-    Args:
-        grids: By title, values [row][column].
-        names: Of rows and columns.
-        marked: Columns whose names are coloured.
-        labels: Of the columns, the rows and the scale.
+    ``labels`` are those of columns, rows and scale; names of ``marked`` columns are coloured.
     """
     size = len(names)
     places = [place + 0.5 for place in range(size)]

@@ -125,25 +125,15 @@ class Identified(Protocol):
 
 @dataclass(frozen=True)
 class Stage(Generic[P]):
-    """A function that fills a folder, and what of its arguments and its place decides the result.
+    """A function that fills a folder, and what of its arguments and place decides the result."""
 
-    Attributes:
-        name: Of its folder below the root.
-        body: Fills the folder that it is handed and returns what is measured.
-        version: Raised when the same arguments shall give another result.
-        resumable: As of ``build_once``.
-        of_run: Facts of the site that are part of the key.
-        free: Arguments, and fields below them by their path, that are not; each with the reason.
-        machine: Held while it is built: the lock of those that compute, or of those that time.
-    """
-
-    name: str
-    body: Callable[Concatenate[Path, Site, P], Metrics]
-    version: int
+    name: str  # of its folder below the root
+    body: Callable[Concatenate[Path, Site, P], Metrics]  # returns what is measured
+    version: int  # raised when the same arguments shall give another result
     resumable: bool
-    of_run: Sequence[str]
-    free: Mapping[str, str]
-    machine: Callable[[], AbstractContextManager[None]]
+    of_run: Sequence[str]  # facts of the site that are part of the key
+    free: Mapping[str, str]  # arguments, and fields of them by path, that are not, and why
+    machine: Callable[[], AbstractContextManager[None]]  # lock of those that compute, or time
 
     def __call__(self, *args: P.args, **arguments: P.kwargs) -> StageCall:
         """Return a call that is not built yet."""

@@ -126,10 +126,7 @@ class RemoteRoot:
         """Bring a finished stage ``<stage>/<key>`` to its local directory.
 
         A local copy stays if it has the manifest of the storage and its files are as that says;
-        another one gives way.
-
-        Returns:
-            Whether the storage holds the stage.
+        another one gives way. Return whether the storage holds the stage.
         """
         data = self.read(f"stages/{name}/{MANIFEST}")
         if data is None:
@@ -165,11 +162,7 @@ class RemoteRoot:
         return True
 
     def publish(self, name: str, final: Path) -> bool:
-        """Store a finished stage: its files first, its manifest last.
-
-        Returns:
-            Whether the manifest is this one; False if another builder was first.
-        """
+        """Store a finished stage, its manifest last; return whether no other builder was first."""
         data = (final / MANIFEST).read_bytes()
         self._put(payload_files(final), f"stages/{name}/{self.manifest(name, data).digest}")
         return self._create(f"stages/{name}/{MANIFEST}", data)
