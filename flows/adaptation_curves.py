@@ -23,13 +23,7 @@ from tasks.stages.adaptation import (
     start_stage,
 )
 from tasks.stages.corpus import CorpusText, corpus_stage, task_stage
-from tasks.stages.named import (
-    NamedBackbone,
-    NamedCheckpoint,
-    NamedTask,
-    NamedTokenizer,
-    Questions,
-)
+from tasks.stages.named import NamedBackbone, NamedCheckpoint, NamedTask, NamedTokenizer, Questions
 from tasks.stages.train import (
     TRAININGS,
     ModuleTraining,
@@ -117,11 +111,7 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
 
 
 def _scored(
-    run: AdaptationRun,
-    task: Artifact,
-    checkpoint: str,
-    model: ScoredModel,
-    base: Artifact | None,
+    run: AdaptationRun, task: Artifact, checkpoint: str, model: ScoredModel, base: Artifact | None
 ) -> Artifact:
     """Score the test questions; without a base it is the base itself."""
     of = {"tau": model.tau, "seed": model.seed}

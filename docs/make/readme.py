@@ -131,11 +131,7 @@ def documents() -> list[Document]:
     # Its tokenizer may have to be fetched: whether it is current is known without.
     rules = directory_digest(resolve_checkpoint(_PICTURED) / "rules")
     digest = sha256_bytes(canonical_json([_PICTURED, _TEXT, rules]).encode())
-    picture = Document(
-        RESULTS / "compress.svg",
-        _picture,
-        f"<!-- text and rules {digest} -->\n",
-    )
+    picture = Document(RESULTS / "compress.svg", _picture, f"<!-- text and rules {digest} -->\n")
     return [
         *(Document(path, partial(_with_blocks, path)) for path in _TABLED),
         picture,

@@ -57,10 +57,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def ray_cluster(
-    cpus: int | None = None,
-    address: str | None = None,
-    *,
-    object_store_bytes: int = 1024 * _MIB,
+    cpus: int | None = None, address: str | None = None, *, object_store_bytes: int = 1024 * _MIB
 ) -> Iterator[Cluster]:
     """Connect to Ray for the length of a ``with`` block.
 

@@ -16,13 +16,7 @@ import logging
 import math
 import secrets
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    ExitStack,
-    aclosing,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final

@@ -106,11 +106,7 @@ def run_on_cluster(
 
 
 def call_on_worker(
-    lease: ClusterLease,
-    job: Callable[[], R],
-    *,
-    alone: bool = False,
-    writes: Path | None = None,
+    lease: ClusterLease, job: Callable[[], R], *, alone: bool = False, writes: Path | None = None
 ) -> R:
     """Make one call and return its result: on a worker, or here where that gains nothing.
 

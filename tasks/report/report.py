@@ -21,15 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.report.charts import Line, Panel, chart, svg, svg_file, wrapped
 from tasks.report.comparison import STATES, TASK_TR, ComparisonRow, comparison, summary
-from tasks.report.render import (
-    DASH,
-    Report,
-    formatted,
-    html,
-    markdown_html,
-    page,
-    table_markdown,
-)
+from tasks.report.render import DASH, Report, formatted, html, markdown_html, page, table_markdown
 from umim_core.adaptation.settings import BASE, WT
 from umim_core.checkpoint.next_steps import after_training
 from umim_core.config.recipe import DEFAULT_TASK

@@ -24,13 +24,7 @@ from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.evaluate import BenchmarkConfig, HeadlineConfig
 from umim_core.config.recipe import Device, Recipe, RunRecipe
 from umim_core.config.table_recipe import TableRecipe
-from umim_core.errors import (
-    ArtifactError,
-    BackboneError,
-    CheckpointError,
-    ConfigError,
-    require,
-)
+from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError, require
 from umim_core.evaluation.model_args import check_modes
 from umim_core.rules.protect import compiled_pattern
 from umim_core.rules.ruleset import RULES_SCHEMA
@@ -187,9 +181,7 @@ def why_absent(checkpoint: str, *, local_files_only: bool = False) -> str | None
     try:
         config = read_config(resolve_checkpoint(checkpoint))
         load_tokenizer(
-            config.backbone,
-            revision=config.backbone_revision,
-            local_files_only=local_files_only,
+            config.backbone, revision=config.backbone_revision, local_files_only=local_files_only
         )
     except (ArtifactError, BackboneError, CheckpointError) as error:
         return f"{error.value}. {error.remedy}"

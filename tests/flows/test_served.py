@@ -144,9 +144,7 @@ def _belongs(process: psutil.Process, flow_run: str) -> bool:
         return False
 
 
-def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
-    served: Served,
-) -> None:
+def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(served: Served) -> None:
     base = served.base
     shutil.rmtree(base / "root" / "distill", ignore_errors=True)
     recipe = write_recipe(base / "cancelled.yaml", distill=DISTILL, cluster={"workers": 2})

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from support.tiny_adaptation import adaptation, against, point, points
-from tasks.report.adaptation import (
-    adaptation_page,
-    adaptation_rows,
-    adaptation_svg,
-    clear,
-    reach,
-)
+from tasks.report.adaptation import adaptation_page, adaptation_rows, adaptation_svg, clear, reach
 from tasks.report.render import Report
 
 

@@ -67,9 +67,7 @@ def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
     assert run.data.tags["mlflow.parentRunId"] == run_of(tracker, "pipeline", "p1").info.run_id
 
 
-def test_runs_are_completed_opened_again_and_never_reopened_once_finished(
-    tracker: Tracker,
-) -> None:
+def test_runs_are_completed_opened_again_and_never_reopened_once_finished(tracker: Tracker) -> None:
     tracker.pipeline_run("p", {"a": 1}, {PREFECT_TAG: "first"})
     for _ in range(2):
         tracker.stage_run("p", "count", "c", {"tau": 5}, {"n": 7.0}, [("seen", 1, 1.0)])
