@@ -23,7 +23,7 @@ from support.flow_runs import digests, said, start, wait_for_step
 from support.servers import free_port
 from support.small_recipe import write_recipe
 from support.tracked_runs import files_of, runs_of
-from tasks.run.services import Service, down, local_services, status, up
+from tasks.run.services import down, local_services, status, up
 from tasks.tracking.tracker import Tracker
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -60,12 +60,7 @@ class Postgres:
         self.execute("SELECT 1")
 
     def kill(self) -> None:
-        """Kill it with its children, as the end of a machine would."""
-        family = [psutil.Process(self._process.pid)]
-        for process in family + family[0].children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        self._process.wait(_SECONDS)
+        kill(self._process.pid)
 
     def execute(self, statement: str) -> None:
         import psycopg2
@@ -104,15 +99,14 @@ def postgres() -> Iterator[Postgres]:
             server.kill()
 
 
-def kill(folder: Path, service: Service) -> None:
-    """Kill a service with its children, as the end of a machine would."""
-    (found,) = status(folder, [service])
-    assert found.pid is not None
-    father = psutil.Process(found.pid)
+def kill(pid: int | None) -> None:
+    """Kill a process with its children, as the end of a machine would."""
+    father = psutil.Process(pid)
     family = [father, *father.children(recursive=True)]
     for process in family:
-        process.kill()
-    psutil.wait_procs(family, timeout=60)
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert psutil.wait_procs(family, timeout=_SECONDS)[1] == []
 
 
 def recorded(uri: str, root: Path) -> dict[str, Any]:
@@ -165,8 +159,8 @@ def test_a_pipeline_ends_as_an_undisturbed_one_though_each_service_dies_once(
         api = f"{prefect.url}/api"
         addresses = {"PREFECT_API_URL": api, "MLFLOW_TRACKING_URI": str(mlflow.url)}
         deaths: list[tuple[Callable[[], object], Callable[[], object]]] = [
-            (lambda: kill(folder, mlflow), lambda: up(folder, [mlflow])),
-            (lambda: kill(folder, prefect), lambda: up(folder, [prefect])),
+            (lambda: kill(status(folder, [mlflow])[0].pid), lambda: up(folder, [mlflow])),
+            (lambda: kill(status(folder, [prefect])[0].pid), lambda: up(folder, [prefect])),
             (database.kill, database.start),
         ]
         try:

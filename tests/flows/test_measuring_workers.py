@@ -40,9 +40,8 @@ def driver_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(stage, name, elsewhere(getattr(stage, name)))
 
 
-def trained(run: Walk, folder: Path) -> Path:
-    """Return a copy of a run's root in which nothing is measured yet."""
-    later = shutil.ignore_patterns(*MEASURED, "benchmark", "report")
+def copied(run: Walk, folder: Path, *but: str) -> Path:
+    later = shutil.ignore_patterns(*(but or (*MEASURED, "benchmark", "report")))
     return Path(shutil.copytree(run.root, folder / "root", ignore=later))
 
 
@@ -58,7 +57,7 @@ def recipe(run: Walk) -> str:
 def test_two_workers_give_the_numbers_of_one_process(
     tiny_run: Walk, tmp_path: Path, driver_computes_nothing: None
 ) -> None:
-    run = walk_on_workers(trained(tiny_run, tmp_path), recipe(tiny_run), 2)
+    run = walk_on_workers(copied(tiny_run, tmp_path), recipe(tiny_run), 2)
     assert set(run.executed()) == {"evaluate", "task-score"}
     assert numbers(run) == numbers(tiny_run)
 
@@ -67,8 +66,7 @@ def test_two_workers_give_the_numbers_of_one_process(
 def test_throughput_is_timed_by_a_worker_whose_threads_are_in_the_key(
     tiny_run: Walk, tmp_path: Path, driver_computes_nothing: None
 ) -> None:
-    later = shutil.ignore_patterns("benchmark", "report")
-    root = Path(shutil.copytree(tiny_run.root, tmp_path / "root", ignore=later))
+    root = copied(tiny_run, tmp_path, "benchmark", "report")
     run = walk_on_workers(root, tiny_run.recipe.model_dump_json(), 2)
     (there,) = [call.artifact for call in run.calls if call.name == "benchmark"]
     (here,) = [call.artifact for call in tiny_run.calls if call.name == "benchmark"]
@@ -82,7 +80,7 @@ def test_throughput_is_timed_by_a_worker_whose_threads_are_in_the_key(
 @pytest.mark.full
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_run_measures_nothing_twice(tiny_run: Walk, tmp_path: Path, workers: int) -> None:
-    root, asked = trained(tiny_run, tmp_path), recipe(tiny_run)
+    root, asked = copied(tiny_run, tmp_path), recipe(tiny_run)
     process = multiprocessing.get_context("spawn").Process(
         target=walk_on_workers, args=(root, asked, workers)
     )

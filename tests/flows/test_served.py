@@ -21,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from support.flow_runs import wait_for_step
+from support.flow_runs import digests, wait_for_step
 from support.processes import output_of, run_command
 from support.servers import free_port
 from support.small_recipe import write_recipe
@@ -107,13 +107,8 @@ def test_two_launches_of_one_deployment_share_every_stage(served: Served) -> Non
     command = [str(PREFECT), "deployment", "run", "umim/full-pipeline", "--watch"]
     command += ["--param", f"recipe={base / 'served.yaml'}"]
     watch = Descendants()
-    runs = [
-        subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        for _ in range(2)
-    ]
-    for process in runs:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    for process in [subprocess.Popen(command, cwd=ROOT, env=environment, **streams) for _ in "12"]:
         with watch:
             output, _ = process.communicate(timeout=900)
         assert process.returncode == 0, output.decode() + served.worker_log()
@@ -121,27 +116,23 @@ def test_two_launches_of_one_deployment_share_every_stage(served: Served) -> Non
     names = {name for name, _, _ in watch.sockets}
     assert {"gcs_server", "raylet"} <= names, "the clusters of the runs"
     assert any(name.startswith(("python", "prefect", "uvicorn")) for name in names), "the server"
-    artifacts = [p.parent for p in base.glob("root/*/*/manifest.json")]
-    stages = [p.parent.name for p in artifacts]
+    stages = [path.parts[-3] for path in base.glob("root/*/*/manifest.json")]
     assert {"corpus", "count", "distill", "evaluate", "report"} <= set(stages)
     assert stages.count("distill") == 1
     assert not list(base.glob("root/*/*.partial"))
     kinds = [run.data.tags["umim.kind"] for run in runs_of(environment["MLFLOW_TRACKING_URI"])]
     assert kinds.count("pipeline") == 1
-    assert kinds.count("stage") == len(artifacts)
+    assert kinds.count("stage") == len(stages)
     assert kinds.count("comparison") == 1
 
 
-def _digest(base: Path) -> str:
-    (manifest,) = base.glob("root/distill/*/manifest.json")
-    return str(json.loads(manifest.read_text(encoding="utf-8"))["digest"])
-
-
-def _belongs(process: psutil.Process, flow_run: str) -> bool:
-    try:
-        return process.environ().get("PREFECT__FLOW_RUN_ID") == flow_run
-    except psutil.Error:
-        return False
+def _of_run(flow_run: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("PREFECT__FLOW_RUN_ID") == flow_run:
+                found.append(process)
+    return found
 
 
 def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(served: Served) -> None:
@@ -150,21 +141,20 @@ def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(serv
     recipe = write_recipe(base / "cancelled.yaml", distill=DISTILL, cluster={"workers": 2})
     number = _launch(served, recipe)
     wait_for_step(base / "root", 4)
-    started = [process for process in psutil.process_iter() if _belongs(process, number)]
+    started = _of_run(number)
     started += [child for process in started for child in process.children(recursive=True)]
     assert any("RayTrainWorker" in process.name() for process in started)
     served.call(PREFECT, "flow-run", "cancel", number)
     assert psutil.wait_procs(started, timeout=SECONDS)[1] == [], served.worker_log()
-    tracked = runs_of(
-        served.environment["MLFLOW_TRACKING_URI"], query="run_name = 'umim cancelled'"
-    )
-    assert [run.info.status for run in tracked] == ["KILLED"]
+    store = served.environment["MLFLOW_TRACKING_URI"]
+    (tracked,) = runs_of(store, query="run_name = 'umim cancelled'")
+    assert tracked.info.status == "KILLED"
     assert "Cancelled" in served.call(PREFECT, "flow-run", "inspect", number)
     _wait_for_state(served, _launch(served, recipe), "Completed", 900)
-    resumed = _digest(base)
+    (resumed,) = digests(base / "root").items() - digests(base / "root", "distill").items()
     shutil.rmtree(base / "root" / "distill")
     served.call(sys.executable, "-m", "flows", "run", recipe, "--flow", "distill")
-    assert _digest(base) == resumed
+    assert resumed in digests(base / "root").items()
 
 
 def test_watching_a_failed_run_shows_why(served: Served) -> None:
@@ -207,7 +197,7 @@ def test_a_run_killed_with_its_worker_is_crashed_and_the_one_that_waited_goes_on
     _wait_for_state(served, waiting, "AwaitingConcurrencySlot", 120)
     worker = psutil.Process(served.states[-1]["pid"])
     worker.kill()
-    for process in [process for process in psutil.process_iter() if _belongs(process, number)]:
+    for process in _of_run(number):
         with suppress(psutil.NoSuchProcess):
             process.kill()
     _wait_for_state(served, number, "Crashed", SILENCE + 60)
