@@ -7,7 +7,6 @@ cluster lease, the MLflow run of the stage.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -118,30 +117,27 @@ class PipelineRun(Generic[R]):
 
     def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
         """Run one stage, a Prefect task in a flow run, and record it in MLflow."""
-        name = call.stage.name
-        shown = " ".join(part for part in (name, label, setting) if part)
+        name, of = call.stage.name, f"{label} {setting}".strip()
+        shown = f"{name} {of}".strip()
         build: Callable[[], Artifact] = lambda: call.build(self.site)  # noqa: E731
         if FlowRunContext.get() is not None:
             as_task = task(
                 name=name, task_run_name=shown, cache_policy=NO_CACHE, persist_result=False
             )
             build = as_task(build)
-        of = " ".join(part for part in (label, setting) if part)
-        live = partial(self.tracker.live, self.key, shown)
-        with listening(live, of):
+        with listening(partial(self.tracker.live, self.key, shown), of):
             try:
                 artifact = build()
             finally:
                 release_memory()  # a worker will train on the GPU that this process measured on
         self.artifacts.append(artifact)
+        self._record(artifact)
         if setting:
-            called = own_name(self.recipe.name, label, setting)
             checkpoint = artifact.path / "checkpoint"
+            called = own_name(self.recipe.name, label, setting)
             record = record_checkpoint(self.root, called, checkpoint)
             if (remote := remote_root()) is not None:
                 remote.store_record(record)
-        self._record(artifact)
-        if setting:
             backbone = read_config(checkpoint).backbone
             self.tracker.register_checkpoint(backbone, checkpoint, artifact.key, alias=False)
         return artifact
@@ -203,11 +199,10 @@ def open_pipeline(
 def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[PipelineRun[R]]:
     recipe = find_recipe(recipe_name)
     if not isinstance(recipe, kind):
-        raise ConfigError(
-            f"flow {flow_name} needs a recipe of kind {_kind(kind)}",
-            f"{recipe_name}, of kind {recipe.kind}",
-            "`python -m flows recipes` lists the recipes with their kind.",
-        )
+        (wanted,) = get_args(kind.model_fields["kind"].annotation)
+        rule, found = f"flow {flow_name} needs a recipe of kind {wanted}", f"of kind {recipe.kind}"
+        remedy = "`python -m flows recipes` lists the recipes with their kind."
+        raise ConfigError(rule, f"{recipe_name}, {found}", remedy)
     check_machine(recipe, flow_name)
     check_named(recipe, flow_name)
     if isinstance(recipe, Recipe):
@@ -217,7 +212,8 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     root, began = artifact_root(), time.monotonic()
     check_root(root)
     tracker = Tracker(root=root)
-    key = sha256_bytes(canonical_json([flow_name, recipe.model_dump(mode="json")]).encode())
+    params = recipe.model_dump(mode="json")
+    key = sha256_bytes(canonical_json([flow_name, params]).encode())
     code = code_identity()
     tags = {
         RECIPE_TAG: recipe.name,
@@ -233,22 +229,19 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
         tags[PREFECT_TAG] = url or str(flow_run.id)
     if url:
         tags["mlflow.note.content"] += f"\n\n[Prefect flow run]({url})"
-    params, name = recipe.model_dump(mode="json"), f"{flow_name} {recipe.name}"
-    tracker.pipeline_run(key, params, tags, name=name)
+    tracker.pipeline_run(key, params, tags, name=f"{flow_name} {recipe.name}")
     killed = Tracker(root=root)  # a stop must not wait for what this thread writes
     with on_stop(partial(killed.finish, key, "KILLED")):
-        finished = False
         try:
             with verifying_once(), ClusterLease(recipe.cluster, root) as lease:
                 run = PipelineRun(recipe, root, lease, tracker, key)
                 yield run
-            finished = True
-        finally:
-            if not finished:
-                failed = isinstance(sys.exception(), Exception)  # others end a process
-                status: Status = "FAILED" if failed else "KILLED"
-                with suppress(ArtifactError):  # the first error is the one to show
-                    tracker.finish(key, status)
+        except BaseException as error:
+            # Others than Exception end a process.
+            status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
+            with suppress(ArtifactError):  # the first error is the one to show
+                tracker.finish(key, status)
+            raise
     tracker.finish(key)
     built = sum(artifact.executed for artifact in run.artifacts)
     logger.info("%d stages, %d executed", len(run.artifacts), built)
@@ -266,11 +259,6 @@ def _files_to_show(artifact: Artifact) -> list[Path]:
     rules = artifact.path / "rules"
     files = [path for kind in _SHOWN for path in sorted(artifact.path.glob(f"*{kind}"))]
     return [*([rules] if rules.is_dir() else []), *files]
-
-
-def _kind(model: type[RunRecipe]) -> str:
-    (name,) = get_args(model.model_fields["kind"].annotation)
-    return str(name)
 
 
 def _prefect_url() -> str | None:
