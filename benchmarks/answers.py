@@ -76,15 +76,9 @@ SUBJECT: Final[dict[str, object]] = {
 
 @dataclass(frozen=True)
 class Question:
-    """A question, and the words of which a right answer holds one.
+    """What the user says, and the lower-case words of which a right answer holds one."""
 
-    Attributes:
-        name: Half, list, source and number: ``report-chats-capitals-3``.
-        text: What the user says.
-        keys: Lower-case words or phrases.
-    """
-
-    name: str
+    name: str  # half, list, source and number: report-chats-capitals-3
     text: str
     keys: tuple[str, ...]
 
@@ -208,13 +202,10 @@ def load(
     backbone: Backbone | None = None,
 ) -> UMIM:
     """Load the checkpoint of ``SUBJECT``'s options and say in the report what it is."""
-    where: dict[str, Any] = {"backbone": backbone}
-    if backbone is None:
-        where = {name: getattr(options, name) for name in ("backbone", "dtype", "device")}
-    where = {name: value for name, value in where.items() if value is not None}
-    umim = UMIM.from_pretrained(
-        options.checkpoint, budget=options.budget, target_tr=target_tr, **where
-    )
+    where: dict[str, Any] = {"budget": options.budget, "target_tr": target_tr}
+    of_model = ("backbone", "dtype", "device") if backbone is None else ()
+    where |= {"backbone": backbone} | {name: getattr(options, name) for name in of_model}
+    umim = UMIM.from_pretrained(options.checkpoint, **where)
     report["facts"]["device"] = device_name(umim.backbone.device)
     report |= {
         "checkpoint": options.name or Path(options.checkpoint).name,
@@ -243,6 +234,17 @@ def difference(own: Sequence[float], base: Sequence[float]) -> dict[str, float |
 def points(right: Sequence[bool], base: Sequence[bool]) -> dict[str, float | None]:
     """Return the difference to the base model in per cent of questions."""
     return difference(*([100.0 * one for one in side] for side in (right, base)))
+
+
+def kept_right(right: Sequence[bool], base: Sequence[bool]) -> Report:
+    """Return how many answers are right, and of the base model's right ones; and the points."""
+    change = points(right, base)
+    return {
+        "right": sum(right),
+        "kept": [sum(map(all, zip(right, base, strict=True))), sum(base)],
+        "points": change["mean"],
+        "points_error": change["std"],
+    }
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
@@ -308,8 +310,6 @@ def summary(rows: list[Report]) -> Report:
 
 
 BENCHMARK: Final = Benchmark(
-    name="answers",
-    doc=__doc__,
     options=SUBJECT
     | {
         "half": {"default": "report", "choices": HALVES},
@@ -323,4 +323,4 @@ BENCHMARK: Final = Benchmark(
 
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

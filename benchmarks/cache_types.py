@@ -21,7 +21,7 @@ from typing import Final
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from benchmarks.answers import SUBJECT, points
+from benchmarks.answers import SUBJECT, kept_right
 from benchmarks.calls import ASKED, NEW, SETS, calls_of, is_right, read_questions
 from benchmarks.engines import CONTEXT, SERVERS, about, running
 from benchmarks.runner import Benchmark, Report, kept, save
@@ -43,16 +43,8 @@ def bits(kind: str) -> float:
 
 def figures(kind: str, right: Sequence[bool], base: Sequence[bool]) -> Report:
     """Return the figures of a type by which calls are right, against those of the first."""
-    change = points(right, base)
-    return {
-        "type": kind,
-        "bits": bits(kind),
-        "cache_saved": 1 - bits(kind) / bits(TYPES[0]),
-        "right": sum(right),
-        "kept": [sum(map(all, zip(right, base, strict=True))), sum(base)],
-        "points": change["mean"],
-        "points_error": change["std"],
-    }
+    cost = {"type": kind, "bits": bits(kind), "cache_saved": 1 - bits(kind) / bits(TYPES[0])}
+    return cost | kept_right(right, base)
 
 
 def reply_all(
@@ -95,11 +87,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 BENCHMARK: Final = Benchmark(
-    name="cache_types",
-    doc=str(__doc__),
     options=ASKED | {"model": {"type": Path, "required": True}, "most": SUBJECT["most"]},
     measure=run,
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

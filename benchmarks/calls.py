@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.answers import SUBJECT, identity, load, points
+from benchmarks.answers import SUBJECT, identity, kept_right, load
 from benchmarks.runner import Benchmark, Report, kept
 from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, GenerationError, require
@@ -67,7 +67,7 @@ Edit = Callable[[dict[str, Any]], str]  # of a schema, to the text that stands f
 
 @dataclass(frozen=True)
 class Question:
-    """A question: messages, schemas, and per call what is accepted of each argument."""
+    """Messages, schemas, and per call what is accepted of each argument."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -88,19 +88,13 @@ class Question:
 
 
 class Answers(NamedTuple):
-    """What a side answers, by question.
+    """What a side answers, by question."""
 
-    Attributes:
-        right: Whether all its calls are right, and no others.
-        saved: Share of the prompt's tokens that it saves; ``tools_saved`` of the schemas' tokens.
-        nats: Mean nats a token of the right calls; ``greedy`` which of their tokens the model says.
-    """
-
-    right: list[bool]
-    saved: list[float]
-    tools_saved: list[float]
-    nats: list[float]
-    greedy: list[list[bool]]
+    right: list[bool]  # all its calls, and no others are there
+    saved: list[float]  # share of the prompt's tokens
+    tools_saved: list[float]  # of the schemas' tokens
+    nats: list[float]  # mean of the tokens of the right calls
+    greedy: list[list[bool]]  # which of these tokens the model says
 
 
 def _first(accepted: Row) -> Row:
@@ -158,18 +152,13 @@ def is_right(calls: Sequence[Row], accepted: Sequence[Mapping[str, Mapping[str, 
     """Return whether calls are those that are accepted, in any order."""
     left = list(accepted)
     for call in calls:
-        match = next((one for one in left if _fits(call, one)), None)
+        name, arguments = call["name"], call.get("arguments")
+        known = [one for one in left if name in one and isinstance(arguments, dict)]
+        match = next((one for one in known if _accepted(arguments, one[name], _same)), None)
         if match is None:
             return False
         left.remove(match)
     return not left
-
-
-def _fits(call: Row, accepted: Mapping[str, Mapping[str, Any]]) -> bool:
-    arguments = call.get("arguments")
-    if call["name"] not in accepted or not isinstance(arguments, dict):
-        return False
-    return _accepted(arguments, accepted[call["name"]], _same)
 
 
 def _accepted(
@@ -343,7 +332,6 @@ def ask(
 
 def figures(found: Answers, base: Answers) -> Report:
     """Return the figures of a side, against those of the base model."""
-    change = points(found.right, base.right)
     own, theirs = (
         ReplyScores(side.nats, [np.array(tokens) for tokens in side.greedy])
         for side in (found, base)
@@ -352,10 +340,7 @@ def figures(found: Answers, base: Answers) -> Report:
     return {
         "saved": float(np.mean(found.saved)),
         "tools_saved": float(np.mean(found.tools_saved)),
-        "right": sum(found.right),
-        "kept": [sum(map(all, zip(found.right, base.right, strict=True))), sum(base.right)],
-        "points": change["mean"],
-        "points_error": change["std"],
+        **kept_right(found.right, base.right),
         "nats": replies.merged_nats,
         "base_nats": replies.base_nats,
         "nats_error": replies.nats_error,
@@ -364,8 +349,6 @@ def figures(found: Answers, base: Answers) -> Report:
 
 
 BENCHMARK: Final = Benchmark(
-    name="calls",
-    doc=str(__doc__),
     options=SUBJECT
     | ASKED
     | {
@@ -376,4 +359,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

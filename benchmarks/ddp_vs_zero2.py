@@ -32,7 +32,6 @@ from benchmarks.runner import (
     at_least,
     at_most,
     fresh,
-    in_process,
     peak_bytes,
     ratio,
     spread,
@@ -141,7 +140,7 @@ def launch(strategy: str, workers: int, job: Report, lease: ClusterLease) -> Non
     out = Path(job["out"])
     out.mkdir(parents=True)
     if not workers:
-        fresh("ddp_vs_zero2", "train", job=job)
+        fresh(train_measured, job)
         return
     config = lease.config.model_copy(update={"workers": workers, "strategy": strategy})
     lease.ensure()
@@ -256,8 +255,6 @@ def equal(report: Report) -> bool:
 
 
 BENCHMARK: Final = Benchmark(
-    name="ddp_vs_zero2",
-    doc=__doc__,
     libraries=("deepspeed", "ray", "torch", "transformers"),
     options=CORPUS_OPTIONS
     | {
@@ -276,4 +273,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    in_process({"train": train_measured}, BENCHMARK.main)
+    raise SystemExit(BENCHMARK.main())

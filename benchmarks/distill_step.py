@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +41,6 @@ from benchmarks.runner import (
     alternate,
     at_most,
     fresh,
-    in_process,
     memory_of,
     no_error_gate_missed,
     ratio,
@@ -261,20 +260,22 @@ def compare(sides: dict[str, Side], rounds: int, to: str = PLAIN) -> Report:
     }
 
 
-def memory(
-    side: str, shape: Sequence[int] | None = None, ids: str = "", rows: int = 0
-) -> dict[str, float]:
-    """Return by how much one side, of a loss or of a whole step, grows a process of its own."""
-    loss_sides(_TINY)[side if shape else PLAIN]()  # loads what a first call loads
-    sides = loss_sides(Shape(*shape)) if shape else {}
-    sides = sides or step_sides(embedded_batch(Path(ids), rows), autocast=False)
-    return {"bytes": memory_of(sides[side])[0]}
+def loss_memory(side: str, shape: Shape) -> float:
+    """Return by how many bytes one side of a loss grows a process of its own."""
+    loss_sides(_TINY)[side]()  # loads what a first call loads
+    return memory_of(loss_sides(shape)[side])[0]
+
+
+def step_memory(side: str, ids: Path, rows: int) -> float:
+    """The same of a whole step."""
+    loss_sides(_TINY)[PLAIN]()
+    return memory_of(step_sides(embedded_batch(ids, rows), autocast=False)[side])[0]
 
 
 def measure_loss(shape: Shape, rounds: int) -> Report:
     sides = compare(loss_sides(shape), rounds)
     for name, figures in sides.items():
-        figures |= fresh("distill_step", "memory", side=name, shape=astuple(shape))
+        figures["bytes"] = fresh(loss_memory, name, shape)
     return {**vars(shape), "sides": sides}
 
 
@@ -285,8 +286,7 @@ def measure_step(ids: Path, rows: int, rounds: int) -> Report:
     for name, autocast in (("float32", False), ("bfloat16", True)):
         precisions[name] = compare(step_sides(batch, autocast=autocast), rounds)
     for name in (OURS, PLAIN):
-        grown = fresh("distill_step", "memory", side=name, ids=ids, rows=rows)
-        precisions["float32"][name] |= grown
+        precisions["float32"][name]["bytes"] = fresh(step_memory, name, ids, rows)
     return batch.sizes() | {"precisions": precisions}
 
 
@@ -355,8 +355,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 BENCHMARK: Final = Benchmark(
-    name="distill_step",
-    doc=__doc__,
     options={
         "ids": Path,
         "on": {"choices": tuple(ROWS), "default": "embedded"},
@@ -371,4 +369,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    in_process({"memory": memory}, BENCHMARK.main)
+    raise SystemExit(BENCHMARK.main())

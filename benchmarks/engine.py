@@ -18,7 +18,6 @@ transformers' own bit for bit at batch size 1 and within 1e-5 in batches.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -52,7 +51,7 @@ from umim_core.inference.prompts import read_prompts
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput.break_even import ThroughputRow
-from umim_core.throughput.roofline import Roofline, synchronize
+from umim_core.throughput.roofline import Roofline
 from umim_core.throughput.throughput import measure_throughput, tokens_needed
 
 OURS: Final = "ours"
@@ -108,11 +107,8 @@ def merging_seconds(subject: Subject, prompts: Ids, rounds: int) -> list[float]:
     def run() -> object:
         packed = read_prompts(list(prompts), None, merged_model).packed
         if merged_model.merge_depth:
-            units = merged_model.states_of(ids, states, packed.ends, packed.lengths)
-        else:
-            units = merged_model.embed(packed)
-        synchronize(backbone.device)
-        return units
+            return merged_model.states_of(ids, states, packed.ends, packed.lengths)
+        return merged_model.embed(packed)
 
     run()
     return [timed(run)[0] for _ in range(rounds)]
@@ -251,8 +247,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 BENCHMARK: Final = Benchmark(
-    name="engine",
-    doc=__doc__,
     options={
         "backbones": list(BACKBONES),
         "lengths": [256, 512, 896],
@@ -270,4 +264,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

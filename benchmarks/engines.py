@@ -19,7 +19,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -329,8 +328,6 @@ def equal(report: Report) -> bool:
 
 
 BENCHMARK: Final = Benchmark(
-    name="engines",
-    doc=__doc__,
     options={
         "checkpoint": CHECKPOINT,
         "export": {"type": Path, "required": True},
@@ -344,4 +341,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

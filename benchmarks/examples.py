@@ -19,7 +19,6 @@ Source: paper, figure "attention distributions before and after merging" and "Qu
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -182,11 +181,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 BENCHMARK: Final = Benchmark(
-    name="examples",
-    doc=__doc__,
     options={"checkpoint": "umim-smollm2-135m", "new_tokens": 48},
     measure=run,
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -64,6 +63,7 @@ DECODINGS: Final[dict[str, dict[str, Any]]] = {
     "plain sampling": {"do_sample": True, "top_p": 1.0, "temperature": 1.0},
 }
 MERGES: Final[tuple[Merge, ...]] = ("none", "prompt", "all")
+REDUCTIONS: Final = ("token_reduction", "gen_kv_reduction", "cumulative_kv_reduction")
 MAUVE: Final = "mauve_stand_in_features"
 FEWEST_TEXTS: Final = 20  # of MAUVE: two clusters of ten, the library's own least
 _SEED: Final = 25  # of the clusters' first centres; the library's own
@@ -107,16 +107,12 @@ def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) ->
 
 @dataclass(frozen=True)
 class GenerationQuality:
-    """Figures of one set of generated texts by name.
+    """Figures of one set of generated texts by name, and similarities of each text.
 
-    Attributes:
-        figures: ``rep_N`` and ``dist_N`` (0..1; NaN if no text has N tokens), ``ppl`` of the
-            generated tokens under the base model given their prompts, mean ``tokens`` of a text,
-            means over texts of ``token_reduction`` (of prompts), ``gen_kv_reduction`` 1 - U_T / T
-            and ``cumulative_kv_reduction`` 1 - sum of U_t / sum of t, and of ``by_text``; MAUVE of
-            the texts that are not empty, NaN of fewer than ``FEWEST_TEXTS``.
-        by_text: Similarity of each text to its continuation by figure: the kinds of ROUGE, chrF
-            (0..1) and BERTScore's F1; an empty text has 0.
+    ``rep_N`` and ``dist_N`` are NaN if no text has N tokens, MAUVE is of the texts that are not
+    empty, NaN of fewer than ``FEWEST_TEXTS``; reductions and ``by_text`` count as means over texts.
+    ``by_text`` has the kinds of ROUGE, chrF (0..1) and BERTScore's F1 to the text's continuation;
+    an empty text has 0.
     """
 
     figures: dict[str, float]
@@ -127,16 +123,17 @@ def generation_quality(
     rows: Sequence[Row], backbone: Backbone, references: Sequence[str], features: TextFeatures
 ) -> GenerationQuality:
     texts = [row.ids for row in rows]
+    whole = [np.array([*row.prompt_ids, *row.ids], dtype=np.int64) for row in rows]
+    prompts = [len(row.prompt_ids) for row in rows]
+    base = MergedModel.without_merging(backbone)
     decoded = [backbone.decode(list(text)) for text in texts]
     by_text, near = reference_similarity(decoded, references, features)
     figures = {
         **{f"rep_{n}": repetition(texts, n) for n in (2, 3, 4)},
         **{f"dist_{n}": distinct(texts, n) for n in (1, 2, 3, 4)},
-        "ppl": continuation_perplexity([row.prompt_ids for row in rows], texts, backbone),
+        "ppl": perplexity(whole, base, _BATCH, prompts).ppl,
         "tokens": _mean([len(text) for text in texts]),
-        "token_reduction": _mean([row.token_reduction for row in rows]),
-        "gen_kv_reduction": _mean([row.gen_kv_reduction for row in rows]),
-        "cumulative_kv_reduction": _mean([row.cumulative_kv_reduction for row in rows]),
+        **{name: _mean([getattr(row, name) for row in rows]) for name in REDUCTIONS},
         **{name: _mean(values) for name, values in by_text.items()},
         MAUVE: near,
     }
@@ -167,19 +164,6 @@ def _grams(text: Sequence[int], n: int) -> list[tuple[int, ...]]:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
-
-
-def continuation_perplexity(
-    prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], backbone: Backbone
-) -> float:
-    """Compute the perplexity of continuations under the base model, given their prompts.
-
-    exp(mean negative log-probability over all tokens) of the continuations [T_b] behind raw prompts
-    [P_b] of at least one token.
-    """
-    rows = [np.array([*p, *c], dtype=np.int64) for p, c in zip(prompts, continuations, strict=True)]
-    base = MergedModel.without_merging(backbone)
-    return perplexity(rows, base, _BATCH, [len(prompt) for prompt in prompts]).ppl
 
 
 def mauve(texts: NDArray[np.floating], references: NDArray[np.floating]) -> float:
@@ -292,8 +276,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 BENCHMARK: Final = Benchmark(
-    name="generated_texts",
-    doc=str(__doc__),
     options={
         "checkpoints": {"nargs": "+", "default": embedded_names(), "metavar": "[NAME=]PATH"},
         "backbone": str,
@@ -310,4 +292,4 @@ BENCHMARK: Final = Benchmark(
 
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -45,9 +44,7 @@ from benchmarks.distill_step import (
     LIGER,
     OURS,
     PLAIN,
-    Result,
     Shape,
-    Side,
     StepBatch,
     compare,
     loss_sides,
@@ -94,7 +91,6 @@ from umim_core.throughput.roofline import (
     Roofline,
     measure_bandwidth,
     measure_peak,
-    synchronize,
 )
 from umim_core.throughput.throughput import (
     EVERYWHERE,
@@ -378,15 +374,6 @@ def random_batch(sizes: Sizes, device: torch.device) -> StepBatch:
 
 def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str) -> list[Report]:
     """Time a loss with its peers or a whole step; none may be faster than its products."""
-
-    def whole(run: Side) -> Side:
-        def finished() -> Result:
-            result = run()
-            synchronize(device)
-            return result
-
-        return finished
-
     shared: Report = {"what": what}
     if what == "loss":
         head = sizes.head
@@ -400,7 +387,6 @@ def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str)
         cut = {"rows": sizes.step_rows, "segment_length": sizes.step_length}
         bounds = step_memory(sizes.step, ModuleForm(), **cut, bf16=True, strategy="ddp", gpus=1)
         shared["bound_bytes"] = bounds["activations, loss"]
-    sides = {name: whole(run) for name, run in sides.items()}
     found = compare(sides, sizes.pairs, to=PLAIN if what == "loss" else OURS)
     for name, figures in found.items():
         rate = flops.check(f"{what}, {name}", work, figures["seconds"]["median"])
@@ -458,8 +444,6 @@ def gates(report: Report) -> dict[str, Gate]:
 
 
 BENCHMARK: Final = Benchmark(
-    name="gpu",
-    doc=__doc__,
     options={"tiny": {"action": "store_true"}},
     measure=measure,
     gates=gates,
@@ -467,4 +451,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

@@ -12,7 +12,6 @@ memory, and below 1 s to load as many rules as the paper mines from WikiText-103
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -233,8 +232,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 BENCHMARK: Final = Benchmark(
-    name="matching",
-    doc=__doc__,
     libraries=("numba", "numpy", "pyahocorasick", "tokenizers", "transformers"),
     options=CORPUS_OPTIONS
     | {
@@ -248,4 +245,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

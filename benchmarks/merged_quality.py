@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,9 @@ def read_rows(
 
 def run(options: argparse.Namespace, report: Report) -> None:
     models: dict[str, UMIM] = {}
-    load_options: dict[str, object] = {"dtype": options.dtype, "device": options.device}
-    load_options |= {} if options.backbone is None else {"backbone": options.backbone}
+    load_options: dict[str, Any] = {
+        name: getattr(options, name) for name in ("backbone", "dtype", "device")
+    }
     for name, where in map(named, options.checkpoints):
         if name in models:
             raise SystemExit(f"every checkpoint needs a name of its own, not {name} twice")
@@ -93,8 +94,7 @@ def _subject(
     half: PerplexityResult,
     batch_size: int,
 ) -> Report:
-    model, config = umim.merged_model, umim.checkpoint.config
-    share = model.saved_share
+    model, share = umim.merged_model, umim.merged_model.saved_share
     aligned = evaluate_alignment(rows, model, batch_size)
     read = perplexity(rows, model, batch_size)
     prompts = model.reading("prompt", _RAW_TAIL)
@@ -103,7 +103,7 @@ def _subject(
     if saving:
         cut = method_scorer(Truncation(), model.base(), len(rows[0]), TargetReduction(saving))
     return {
-        "form": config.form(),
+        "form": umim.checkpoint.config.form(),
         "rules": len(umim.rules),
         "module_digest": umim.module.digest(),
         "token_reduction": read.token_reduction,
@@ -126,8 +126,6 @@ def _ratio(own: PerplexityResult, base: PerplexityResult) -> Report:
 
 
 BENCHMARK: Final = Benchmark(
-    name="merged_quality",
-    doc=__doc__,
     options={
         "checkpoints": {"nargs": "+", "required": True, "metavar": "[NAME=]PATH"},
         "test": {"nargs": "+", "required": True, "metavar": "[NAME=]FILE"},
@@ -145,4 +143,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

@@ -37,7 +37,6 @@ from benchmarks.runner import (
     at_least,
     at_most,
     fresh,
-    in_process,
     memory_of,
     ratio,
     spread,
@@ -217,11 +216,11 @@ def compare(sides: dict[str, Side], tokens: int, rounds: int) -> Report:
     }
 
 
-def memory(ids: str, tokens: int | None, tau: int) -> Report:
+def memory(ids: Path, tokens: int | None, tau: int) -> Report:
     """Return what counting with two threads takes, next to its bound."""
     warm, borders = whole_segments(np.arange(100 * SEGMENT, dtype=np.int32) % 7)
     count_ngrams(warm, borders, 2, threads=THREADS)  # loads the compiled loops
-    text, offsets = whole_segments(open_ids(Path(ids), tokens))
+    text, offsets = whole_segments(open_ids(ids, tokens))
     search = RuleOptions(tau=tau)
     bound = mining_memory(
         len(text), search, sample_shares(text, offsets, search, threads=THREADS), threads=THREADS
@@ -230,7 +229,7 @@ def memory(ids: str, tokens: int | None, tau: int) -> Report:
     return {"peak_bytes": grown, "bound_bytes": bound}
 
 
-def on_ray(ids: str, tau: int, rounds: int) -> Report:
+def on_ray(ids: Path, tau: int, rounds: int) -> Report:
     """Time counting on a cluster of ``THREADS`` cores and by the bare kernel, over equal shards.
 
     The start of the cluster and the first count of each side are left out.
@@ -238,7 +237,7 @@ def on_ray(ids: str, tau: int, rounds: int) -> Report:
     from tasks.cluster.ray_cluster import ray_cluster
     from tasks.data.counting import ClusterCounter, Corpus
 
-    text, offsets = whole_segments(open_ids(Path(ids)))
+    text, offsets = whole_segments(open_ids(ids))
     starts = range(0, len(text), _WRITE_TOKENS)
     results: dict[str, Any] = {}
     with (
@@ -295,10 +294,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
     ids, _ = whole_segments(open_ids(file, options.tokens))
     report["tau"] = tau
     report |= compare(make_sides(ids, tau), len(ids), options.rounds)
-    report["memory"] = fresh("mining", "memory", ids=file, tokens=options.tokens, tau=tau)
-    report["ray"] = options.ray and fresh(
-        "mining", "on_ray", ids=options.ray.resolve(), tau=tau, rounds=options.ray_rounds
-    )
+    report["memory"] = fresh(memory, file, options.tokens, tau)
+    report["ray"] = options.ray and fresh(on_ray, options.ray, tau, options.ray_rounds)
 
 
 def equal(report: Report) -> bool:
@@ -307,8 +304,6 @@ def equal(report: Report) -> bool:
 
 
 BENCHMARK: Final = Benchmark(
-    name="mining",
-    doc=__doc__,
     libraries=("duckdb", "numba", "numpy", "polars", "pyarrow"),
     options=CORPUS_OPTIONS | {"tau": 5, "rounds": 10, "ray": Path, "ray_rounds": 3},
     measure=run,
@@ -317,4 +312,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    in_process({"memory": memory, "on_ray": on_ray}, BENCHMARK.main)
+    raise SystemExit(BENCHMARK.main())

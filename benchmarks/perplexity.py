@@ -17,7 +17,6 @@ time, 1.5 times under nested rules, and the listing of a row of 512 tokens at le
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -148,8 +147,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 BENCHMARK: Final = Benchmark(
-    name="perplexity",
-    doc=__doc__,
     options={
         "backbones": list(BACKBONES),
         "length": 512,
@@ -163,4 +160,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

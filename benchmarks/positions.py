@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -83,8 +82,6 @@ def schemas(
 
 
 BENCHMARK: Final = Benchmark(
-    name="positions",
-    doc=__doc__,
     libraries=("numpy", "transformers"),
     options={
         "data": Path("../shared/data"),
@@ -95,4 +92,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

@@ -17,7 +17,6 @@ faster than the bound, which only an error of measurement can be; loss and gradi
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -123,8 +122,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 BENCHMARK: Final = Benchmark(
-    name="preference_step",
-    doc=__doc__,
     options={
         "checkpoints": CHECKPOINTS,
         "questions": 2,
@@ -140,4 +137,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

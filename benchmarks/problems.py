@@ -167,8 +167,6 @@ def figures(solved: Mapping[str, Sequence[bool]], saving: float, new_tokens: int
 
 
 BENCHMARK: Final = Benchmark(
-    name="problems",
-    doc=__doc__,
     options=SUBJECT
     | {
         "humaneval": Path,
@@ -181,4 +179,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())

@@ -7,12 +7,13 @@ import gc
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
+from multiprocessing import get_context
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -27,50 +28,9 @@ from umim_core.store.disk import check_writable, write_bytes
 if TYPE_CHECKING:
     import torch
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 THREADS: Final = min(2, len(os.sched_getaffinity(0)))  # of every side that may use more than one
 SLOW_SECONDS: Final = 10.0
 SLOW_ROUNDS: Final = 3
-_HELP: Final = {
-    "answers": "folder that answers stay in, so that a killed run goes on",
-    "backbone": "name or directory of the frozen model",
-    "batch_size": "rows of a forward",
-    "checkpoint": "name or directory",
-    "checkpoints": "names or directories; all of one tokenizer where they read the same ids",
-    "code": "source files, as a pattern",
-    "commit": "recorded",
-    "context": "tokens of a question's context, before merging",
-    "data": "folder of the public texts: bfcl, tools, general",
-    "device": "cuda or cpu",
-    "ending": "tokens of an answer",
-    "export": "directory that umim export wrote in float32",
-    "export_half": "the same in float16; OpenVINO needs it",
-    "gsm8k": "the published test.jsonl of GSM8K",
-    "held_out": "tokens at the end",
-    "humaneval": "the published HumanEval.jsonl; what the model writes runs in the sandbox",
-    "ids": "one flat array of token ids (.npy)",
-    "length": "tokens of a row",
-    "name": "what the results call the checkpoint; the directory's name if absent",
-    "on": "embedded (reads --ids, --shapes) or smollm2 (--checkpoint)",
-    "out": "write the results (JSON) and their page here",
-    "pairs": "alternating runs of each side",
-    "prefill": "tokens of the schemas of a prompt that is timed",
-    "questions": "of a batch",
-    "raw_tails": "last tokens of a prompt that stay raw, each a setting of its own",
-    "ray": "ids (.npy) for the Ray path, at least 1e8",
-    "reductions": "token reductions to meet",
-    "rounds": "alternating runs of each side; 3 of those that take over 10 s",
-    "segments": "that train",
-    "shapes": "of the loss with --on embedded",
-    "steps": "of the optimiser, of every row",
-    "target_tr": "token reductions of a text that the cheapest spans reach",
-    "tau": "least count of an n-gram",
-    "test": "text, or one .npy of unsigned ids, that quality is measured on",
-    "tiny": "the same code on the processor, with tiny shapes",
-    "tokenizer": "of the ids",
-    "tokens": "read only the first so many",
-    "window": "tokens of a window, half of which are shortened",
-}
 _WRITTEN: Final = ("answers", "out")  # paths that need not be there
 _FROM_0: Final = ("after", "few", "raw_tails", "synthetic", "warmup")  # other numbers are from 1 on
 T = TypeVar("T")
@@ -95,32 +55,27 @@ def no_error_gate_missed(report: Report) -> bool:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark as a command.
+    """A benchmark as a command; results, and their page, go by the name of its module.
 
-    Attributes:
-        name: As the results say it; their page goes by it.
-        doc: Its first line describes the command.
-        options: As in :func:`parse`, on top of ``--out`` and ``--commit``.
-        measure: Fills the report; may :func:`save` it on the way.
-        gates: Value, limit and verdict of each gate of a report; None where nothing is gated.
-        equal: Whether all sides gave the same results, once the gates stand in the report.
-        libraries: Those whose versions are recorded.
+    ``measure`` fills the report, and may :func:`save` it on the way; ``options`` are those of
+    :func:`parse`, on top of ``--out`` and ``--commit``. ``equal`` says of a report with its gates
+    whether all sides gave the same results; of ``libraries`` the versions are recorded.
     """
 
-    name: str
-    doc: str
-    options: Mapping[str, object]
     measure: Callable[[argparse.Namespace, Report], None]
+    options: Mapping[str, object]
     gates: Callable[[Report], dict[str, Gate]] | None = None
     equal: Callable[[Report], bool] = itemgetter("equal")
     libraries: Sequence[str] = ("numpy", "torch", "transformers")
 
     def main(self, arguments: list[str] | None = None) -> int:
         """Run it; 1 if a gate is missed or a result differs."""
-        options = parse(self.doc, self.options | {"out": Path, "commit": str}, arguments)
+        name = Path(self.measure.__code__.co_filename).stem
+        doc = self.measure.__globals__["__doc__"]
+        options = parse(doc, self.options | {"out": Path, "commit": str}, arguments)
         fix_threads()
-        report: Report = {"benchmark": self.name, "facts": facts(self.libraries, options.commit)}
-        with telling(f"benchmarks.{self.name}"):
+        report: Report = {"benchmark": name, "facts": facts(self.libraries, options.commit)}
+        with telling(f"benchmarks.{name}"):
             _check_paths(options)
             self.measure(options, report)
         self.judge(report)
@@ -137,7 +92,8 @@ def parse(
     doc: str, options: Mapping[str, object], arguments: list[str] | None = None
 ) -> argparse.Namespace:
     """Read a command line; an option is its type, its default, a list, choices, or argparse's."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=formatter)
     for name, value in options.items():
         settings: dict[str, Any] = {"type": type(value), "default": value}
         if isinstance(value, type):
@@ -150,7 +106,8 @@ def parse(
             settings = value
         if settings.get("type") is int:
             settings = settings | {"type": _count(int(name not in _FROM_0))}
-        parser.add_argument(f"--{name.replace('_', '-')}", help=_HELP.get(name), **settings)
+        shown = "by default %(default)s" if "default" in settings else None
+        parser.add_argument(f"--{name.replace('_', '-')}", help=shown, **settings)
     return parser.parse_args(arguments)
 
 
@@ -191,24 +148,10 @@ def kept(folder: Path | None, decides: object, make: Callable[[], Any]) -> Any:
     return read_json(file)
 
 
-def fresh(module: str, what: str, **options: object) -> Any:
-    """Measure something in a new process; return the JSON of its last line (:func:`in_process`)."""
-    command = [sys.executable, "-m", f"benchmarks.{module}", what, json.dumps(options, default=str)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"benchmarks.{module} {what} failed:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def in_process(
-    measurements: Mapping[str, Callable[..., object]], main: Callable[[], int] = lambda: 2
-) -> None:
-    """Run a benchmark, or, where :func:`fresh` started it, one of its measurements alone."""
-    if len(sys.argv) < 3 or sys.argv[1] not in measurements:
-        sys.exit(main())
-    fix_threads()
-    with telling(sys.argv[1]):
-        print(json.dumps(measurements[sys.argv[1]](**json.loads(sys.argv[2]))))
+def fresh(run: Callable[..., T], *arguments: object) -> T:
+    """Return what a function gives in a process of its own, which has run nothing else."""
+    with ProcessPoolExecutor(1, get_context("spawn"), fix_threads) as pool:
+        return pool.submit(run, *arguments).result()
 
 
 def fix_threads() -> None:
@@ -271,6 +214,8 @@ def timed(run: Callable[[], object]) -> tuple[float, object]:
     try:
         began = time.perf_counter()
         result = run()
+        if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
+            sys.modules["torch"].cuda.synchronize()
         return time.perf_counter() - began, result
     finally:
         gc.enable()

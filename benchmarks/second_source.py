@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.answers import SUBJECT, load, points
+from benchmarks.answers import SUBJECT, kept_right, load
 from benchmarks.calls import as_written, file_of
 from benchmarks.runner import Benchmark, Gate, Report, at_least
 from umim_core import UMIM
@@ -129,13 +129,12 @@ def value_of(name: str, schema: Row) -> object:
 def read_questions(folder: Path) -> Iterator[tuple[str, list[Question]]]:
     """Yield the questions on orders and on schemas that are held out."""
     orders = [one for one in _rows(folder, "orders") if held_out(one["order_id"])]
-    kinds = len(FACTS)
-    counts = f"{len(orders)} orders"
-    require(len(orders) >= _QUESTIONS, CorpusError, f"{_QUESTIONS} orders must be held out", counts)
-    yield "results", [of_order(orders[n], n % kinds) for n in range(_QUESTIONS)]
+    rule = f"{_QUESTIONS} orders must be held out"
+    require(len(orders) >= _QUESTIONS, CorpusError, rule, len(orders))
+    yield "results", [of_order(orders[n], n % len(FACTS)) for n in range(_QUESTIONS)]
     tools = [one for one in _rows(folder, "github-mcp") if held_out(one["function"]["name"])]
-    counts = f"{len(tools)} functions"
-    require(len(tools) >= _GROUP, CorpusError, f"{_GROUP} functions must be held out", counts)
+    rule = f"{_GROUP} functions must be held out"
+    require(len(tools) >= _GROUP, CorpusError, rule, len(tools))
     asked = []
     for n in range(_QUESTIONS):
         step = 1 + n // len(tools)  # a function that is asked again stands among others
@@ -164,13 +163,8 @@ def ask(umim: UMIM, question: Question) -> Report:
     tokenizer = umim.backbone.require_tokenizer()
     answers, saved = list[str](), 0
     for merge in MERGES:
-        made = umim.generate(
-            question.messages,
-            tools=question.tools,
-            merge=merge,
-            max_new_tokens=_NEW,
-            do_sample=False,
-        )
+        options: Row = {"tools": question.tools, "merge": merge, "max_new_tokens": _NEW}
+        made = umim.generate(question.messages, do_sample=False, **options)
         answers.append(made.text[0])
         saved = len(made.rows[0].prompt_ids) - made.rows[0].prompt_units
     return {
@@ -208,17 +202,14 @@ def time_prefill(umim: UMIM, folder: Path, tokens: int) -> Report:
 def figures(rows: Sequence[Report]) -> Report:
     """Return what is saved and kept of some questions."""
     base, merged = zip(*(row["accepted"] for row in rows), strict=True)
-    change = points(merged, base)
     lost = [row for row, a, b in zip(rows, merged, base, strict=True) if b and not a]
     return {
         "questions": len(rows),
         "tokens": sum(row["tokens"] for row in rows),
         "saved": sum(row["saved"] for row in rows) / sum(row["tokens"] for row in rows),
+        **kept_right(merged, base),
         "base": sum(base),
-        "right": sum(merged),
         "kept": sum(base) - len(lost),
-        "points": change["mean"],
-        "points_error": change["std"],
         "same": float(np.mean([row["same"] for row in rows])),
         "lost": [row["key"] for row in lost],
     }
@@ -232,8 +223,6 @@ def gates(report: Report) -> dict[str, Gate]:
 
 
 BENCHMARK: Final = Benchmark(
-    name="second_source",
-    doc=str(__doc__),
     options=SUBJECT | {"data": {"type": Path, "required": True}, "prefill": 8192},
     measure=run,
     gates=gates,
@@ -241,4 +230,4 @@ BENCHMARK: Final = Benchmark(
 )
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    raise SystemExit(BENCHMARK.main())
