@@ -17,6 +17,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -145,7 +146,7 @@ def launch(strategy: str, workers: int, job: Report, lease: ClusterLease) -> Non
     config = lease.config.model_copy(update={"workers": workers, "strategy": strategy})
     lease.ensure()
     with ClusterLease(config) as joined:  # the cluster that runs already
-        launch_worker(train_measured, job, out, joined)
+        launch_worker(partial(train_measured, job), out, joined)
 
 
 def read(out: Path, steps: int) -> Report:

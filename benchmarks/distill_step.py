@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import numpy as np
@@ -94,14 +95,6 @@ SHAPES: Final = {
 }
 _TINY: Final = Shape(64, 64, 512)
 _CPU: Final = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Head:
-    """Head of a backbone, as the loss asks for it."""
-
-    head_weight: Tensor
-    head_bias: None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +177,8 @@ def loss_sides(
         return run
 
     def ours(leaf: Tensor) -> tuple[Tensor, Tensor]:
-        loss = distill_loss(leaf, teacher, Head(weight))
+        head = SimpleNamespace(head_weight=weight, head_bias=None)
+        loss = distill_loss(leaf, teacher, head)
         return loss.kl / shape.rows, loss.total / shape.rows
 
     def plain(leaf: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import httpx
 import psutil
@@ -117,20 +117,16 @@ class Running:
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the server and the processes that it started."""
-        processes = [self._process, *self._process.children(recursive=True)]
         total = 0.0
-        for process in processes:
+        for process in (self._process, *self._process.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                total += times.user + times.system
+                total += sum(process.cpu_times()[:2])  # user, system
         return total
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         answer = httpx.post(self.url + path, json=body, timeout=_SECONDS)
         answer.raise_for_status()
-        document = answer.json()
-        assert isinstance(document, dict)
-        return document
+        return answer.json()
 
     def greedy(self, ids: Sequence[int], tokens: int, **fields: Any) -> list[int]:
         """Return the ids that greedy search writes behind a prompt of ids."""
@@ -173,8 +169,7 @@ def _healthy(url: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(NamedTuple):
     """A chat as ids: raw, merged, and what our engine writes behind it."""
 
     raw: list[int]
@@ -244,10 +239,7 @@ def measure_openvino(export: Path, prompts: Sequence[Prompt]) -> Report:
 
     def asked(rows: list[list[int]], tokens: int) -> list[Timed]:
         command, request = [OPENVINO, SCRIPT, export / "model.gguf"], {"prompts": rows}
-        answers: list[Timed] = json.loads(
-            _output(command, json.dumps({**request, "tokens": tokens}))
-        )
-        return answers
+        return json.loads(_output(command, json.dumps({**request, "tokens": tokens})))
 
     rows = _in_turn(prompts)
     written = asked([prompt.merged for prompt in prompts], _TOKENS)
@@ -295,14 +287,13 @@ def run(options: argparse.Namespace, report: Report) -> None:
     chats = list(read_chats(options.pairs))
     umim, merger = with_spans(options.checkpoint, options.export), PromptMerger.load(options.export)
     prompts = [prompt_of(chat, umim, merger) for chat in chats]
-    raw, merged = (sum(len(getattr(p, side)) for p in prompts) for side in ("raw", "merged"))
-    lengths = sorted(len(prompt.raw) for prompt in prompts)
+    lengths = [len(prompt.raw) for prompt in prompts]
     report |= {
         "checkpoint": Path(options.checkpoint).name,
         "spans": len(merger.rules),
         "raw_tail": merger.raw_tail,
-        "tokens": [lengths[0], lengths[-1]],
-        "token_reduction": 1 - merged / raw,
+        "tokens": [min(lengths), max(lengths)],
+        "token_reduction": 1 - sum(len(prompt.merged) for prompt in prompts) / sum(lengths),
         "new_tokens": _TOKENS,
         "engines": {},
     }

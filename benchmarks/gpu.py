@@ -39,6 +39,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
 from benchmarks.distill_step import (
     LIGER,
@@ -118,36 +119,30 @@ FORMS: Final = {
         residual="last", unit_positions="preserved", merge_depth=1, adapter_rank=8
     ),
 }
-LLAMA_1B: Final = BackboneShape(
-    hidden_size=2048,
-    intermediate_size=8192,
-    layers=16,
-    heads=32,
-    kv_heads=8,
-    head_dim=64,
-    vocab_size=128_256,
-    tied=True,
-    gated_mlp=True,
-)
-LLAMA_8B: Final = LLAMA_1B.model_copy(
-    update={"hidden_size": 4096, "intermediate_size": 14_336, "layers": 32}
-    | {"head_dim": 128, "tied": False}
-)
+LLAMA_1B: Final = partial(
+    llama_config, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, head_dim=64,
+    num_attention_heads=32, num_key_value_heads=8, vocab_size=128_256, tie_word_embeddings=True,
+)  # fmt: skip
+LLAMA_8B: Final = partial(
+    LLAMA_1B, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32, head_dim=128,
+    tie_word_embeddings=False,
+)  # fmt: skip
 _LLAMA_8B_HEAD: Final = Shape(8192, 4096, 128_256)
-_FEW_LAYERS: Final = LLAMA_1B.model_copy(update={"layers": 4, "vocab_size": 64})
-_SMALL: Final = LLAMA_1B.model_copy(
-    update={"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 4}
-    | {"kv_heads": 2, "head_dim": 8, "vocab_size": 64}
-)
+_FEW_LAYERS: Final = partial(LLAMA_1B, num_hidden_layers=4, vocab_size=64)
+_SMALL: Final = partial(
+    _FEW_LAYERS, hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=8,
+    num_attention_heads=4, num_key_value_heads=2,
+)  # fmt: skip
+Config = Callable[[int], LlamaConfig]  # of a number of positions
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: shapes of models and of the loss, tokens of prompts, rows, bytes."""
+    """What is measured: models, the loss, tokens of prompts, rows, bytes."""
 
-    exact: BackboneShape = _FEW_LAYERS
-    engine: BackboneShape = LLAMA_8B
-    step: BackboneShape = LLAMA_1B
+    exact: Config = _FEW_LAYERS
+    engine: Config = LLAMA_8B
+    step: Config = LLAMA_1B
     head: Shape = _LLAMA_8B_HEAD
     prefill: tuple[int, ...] = (1024, 4096, 16_384, 32_768)
     reductions: tuple[float, ...] = (0.2, 0.4, 0.6)
@@ -215,17 +210,17 @@ class Run:
 
 
 def exactness(
-    shape: BackboneShape, device: torch.device, dtype: str, merged: str, rows: int
+    config: LlamaConfig, device: torch.device, dtype: str, merged: str, rows: int
 ) -> list[Report]:
     """Compare every step of rows that merge wherever they can with a forward from scratch."""
-    backbone = random_backbone(llama_config(shape, 256), dtype=dtype, device=device)
-    rules = RuleSet.from_spans(product(range(shape.vocab_size), repeat=2))
+    backbone = random_backbone(config, dtype=dtype, device=device)
+    rules = RuleSet.from_spans(product(range(config.vocab_size), repeat=2))
     module = fresh_module(backbone, rules, FORMS[merged], seed=0).requires_grad_(False)
     if module.adapters is not None:  # and a residual, whose norm begins at zero
         for weight in (module.norm_o.weight, *module.adapters.up.values()):
             weight.normal_(0.0, 0.3)
     model, rng = MergedModel(backbone, module, Matcher(rules)), np.random.default_rng(0)
-    prompts = [rng.integers(0, shape.vocab_size, n) for n in rng.integers(8, 65, rows)]
+    prompts = [rng.integers(0, config.vocab_size, n) for n in rng.integers(8, 65, rows)]
     errors, raw_errors = list[float](), list[float]()
 
     def compare(forward: Forward) -> None:
@@ -364,10 +359,10 @@ def answer(engine: Engine, prompts: list[Ids], new: int, most: int) -> tuple[flo
 
 def random_batch(sizes: Sizes, device: torch.device) -> StepBatch:
     """Return random rows, cut into pairs and tokens, for a bfloat16 backbone of random weights."""
-    config = llama_config(sizes.step, sizes.step_length)
+    config = sizes.step(sizes.step_length)
     backbone = random_backbone(config, dtype="bfloat16", device=device)
     size = sizes.step_rows, sizes.step_length
-    rows = list(np.random.default_rng(0).integers(0, sizes.step.vocab_size, size))
+    rows = list(np.random.default_rng(0).integers(0, config.vocab_size, size))
     cuts = [FixedSpans(MERGED).segment(row) for row in rows]
     return StepBatch(backbone, untrained_module(backbone), rows, cuts)
 
@@ -383,9 +378,10 @@ def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str)
         batch = random_batch(sizes, device)
         model, of = DistillModel(batch.merged_model, autocast=True), batch.sizes()
         sides = {OURS: partial(step_of, batch, model)}
-        work = step_flops(sizes.step, of["tokens"], of["units"], sizes.step_length)
+        shape = BackboneShape.of_config(batch.backbone.model.config)
+        work = step_flops(shape, of["tokens"], of["units"], sizes.step_length)
         cut = {"rows": sizes.step_rows, "segment_length": sizes.step_length}
-        bounds = step_memory(sizes.step, ModuleForm(), **cut, bf16=True, strategy="ddp", gpus=1)
+        bounds = step_memory(shape, ModuleForm(), **cut, bf16=True, strategy="ddp", gpus=1)
         shared["bound_bytes"] = bounds["activations, loss"]
     found = compare(sides, sizes.pairs, to=PLAIN if what == "loss" else OURS)
     for name, figures in found.items():
@@ -408,10 +404,10 @@ def measure(options: argparse.Namespace, report: Report) -> None:
     report |= {"tiny": options.tiny, "new_tokens": sizes.new, "pool_bytes": sizes.pool}
     report |= {"peak_flops": flops.peak, "copied_bytes": bandwidth.peak}
     exact = product(("float32", "bfloat16"), FORMS, (1, 4))
-    run.part("exactness", exact, partial(exactness, sizes.exact, device))
+    run.part("exactness", exact, partial(exactness, sizes.exact(256), device))
     longest = max(*sizes.prefill, *sizes.requests)
     tokens = 2 * max(longest, sizes.prefill[0] * max(sizes.decode))
-    config = llama_config(sizes.engine, 2 * longest)
+    config = sizes.engine(2 * longest)
     made = random_subject(config, tokens, dtype="bfloat16", device=device, mined=sizes.mined)
     parts = EngineParts(sizes, made, flops, bandwidth)
     run.part("prefill", product(sizes.prefill), parts.prefill)

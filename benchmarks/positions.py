@@ -29,15 +29,13 @@ def run(options: argparse.Namespace, report: Report) -> None:
     def rows(files: str) -> Iterator[Request]:
         return read_requests((str(data / files),), "jsonl", Left())
 
-    def functions() -> Iterable[str]:
-        return map(str, expand((str(data / "bfcl" / "*.jsonl*"),)))
-
+    functions = [*map(str, expand((str(data / "bfcl" / "*.jsonl*"),)))]
     kinds: dict[str, tuple[str, Iterable[Request]]] = {
         "tool schemas": (
             "functions of the Berkeley leaderboard of function calls, each name once",
-            schemas(functions()),
+            schemas(functions),
         ),
-        "schemas without white space": ("the same functions", schemas(functions(), (",", ":"))),
+        "schemas without white space": ("the same functions", schemas(functions, (",", ":"))),
         "one server's schemas": ("functions of github-mcp-server", rows("tools/github-mcp.jsonl*")),
         "tool results": ("orders of tau2-bench, as JSON", rows("tools/orders.jsonl*")),
         "code": (

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.devices import usable_device
 from umim_core.backbone.model_files import DTYPES
-from umim_core.backbone.shape import BackboneShape
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.docstring_corpus import build_corpus, held_out_text, read_documents
@@ -58,17 +57,11 @@ _RANDOM_CONFIG: Final = LlamaConfig(  # realistic proportions
 
 @dataclass(frozen=True)
 class Subject:
-    """Model, rules and text to time.
-
-    Attributes:
-        merged_model: The model with its natural rules.
-        ids: Text that the rules were not mined on [T].
-        text: What text this is; empty for that of the small backbones.
-    """
+    """A model with its natural rules, and text [T] to time that they were not mined on."""
 
     merged_model: MergedModel
     ids: Ids
-    text: str = ""
+    text: str = ""  # what it is, if not that of the small backbones
 
     @property
     def backbone(self) -> Backbone:
@@ -107,19 +100,10 @@ def general_text(umim: UMIM, tokens: int) -> tuple[str, Ids]:
     return f"general English ({names}), test split, passages of {PASSAGE} tokens in turn", ids
 
 
-def llama_config(shape: BackboneShape, positions: int) -> LlamaConfig:
-    """Return the configuration of a Llama of a shape, without special tokens."""
-    sizes = {"hidden_size", "intermediate_size", "head_dim", "vocab_size"}
-    return LlamaConfig(
-        **shape.model_dump(include=sizes),
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        tie_word_embeddings=shape.tied,
-        max_position_embeddings=positions,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+def llama_config(positions: int, **sizes: int) -> LlamaConfig:
+    """Return the configuration of a Llama without special tokens."""
+    special = {"bos_token_id": None, "eos_token_id": None}
+    return LlamaConfig(max_position_embeddings=positions, **special, **sizes)
 
 
 def random_backbone(config: LlamaConfig, *, dtype: str, device: torch.device | str) -> Backbone:

@@ -36,16 +36,12 @@ def _model(name: str, seed: int) -> PreTrainedModel:
 
 
 def _tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import PreTrainedTokenizerFast
 
-    core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<eos>"))
-    core.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<eos>", unk_token="<eos>", pad_token="<eos>"
-    )
+    from support.tiny_models import word_tokenizer
+
+    special = dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<eos>")
+    return word_tokenizer(words, WhitespaceSplit(), **special)
 
 
 def pytest_configure(config: pytest.Config) -> None:

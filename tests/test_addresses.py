@@ -84,10 +84,7 @@ def test_credentials_in_a_root_are_refused_and_not_shown(
 def test_a_root_without_credentials_is_read(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMIM_ROOT", address)
     assert remote_address() == address
-
-
-def test_a_long_text_without_a_user_has_no_credentials() -> None:
-    assert not has_credentials(MANY[0])
+    assert not has_credentials(MANY[0])  # a long text without a user
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 
 from support.processes import output_of, run_command
-from support.source_tree import ROOT, imports, parse, python_files, report
+from support.source_tree import ROOT
 
 LAYERS = ("umim_core", "tasks", "flows", "benchmarks")
 # The rooms of a layer, lowest first: a file imports from its own room and from lower ones.
@@ -37,6 +40,38 @@ DOORS = {
 HEAVY = ("torch", "transformers", "datasets", "numba", "pyarrow", "pandas", "tokenizers", "numpy")
 # Preceded by nothing that makes it part of an address; images of Ray have their home there.
 MACHINE_PATH = re.compile(r"(?<![\w.:/-])/(?:home(?!/ray\b)|root|work|Users|mnt/data)/[\w.]")
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    """Return a file's syntax, which nobody changes; parsed once in a process."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imports(tree: ast.AST, package: str = "") -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything a module imports, inside functions too.
+
+    ``from a import b`` gives ``a.b``; a relative import is resolved against ``package``.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parent = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parent, base]).strip(".")
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def report(path: Path, items: list[str] | list[int]) -> list[str]:
+    return [f"{path.relative_to(ROOT)}:{item}" for item in items]
 
 
 def test_imports_run_down_the_layers_and_rooms() -> None:

@@ -42,23 +42,7 @@ def test_a_value_is_one_short_printable_line(value: object) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [
-        None,
-        1,
-        1.5,
-        True,
-        [1, "a"],
-        ("a", None),
-        (1,),
-        (),
-        set(),
-        {"a": [1]},
-        {1},
-        Path("x"),
-        b"a",
-        [],
-        {},
-    ],
+    [None, 1, 1.5, True, [1, "a"], ("a", None), (1,), (), set(), {"a": [1]}, {1}, Path("x"), b"a"],
 )
 def test_small_values_are_shown_as_they_are(value: object) -> None:
     assert str(ConfigError("a rule", value)) == f"a rule; got {value!r}"

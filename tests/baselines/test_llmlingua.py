@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import WordPiece
+from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
 
-from support.llmlingua_choices import CHOICES, TOKENIZER, PairLosses, pair_losses, piece_classifier
 from support.reduced_texts import FAMILIES, WORDS, given, ids_of, word_backbone, word_classifier
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.model_files import freeze
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines.lexical_units import sentences, token_texts
 from umim_core.baselines.llmlingua import CompressedPrefix, LLMLingua, published_choice
@@ -23,6 +27,55 @@ from umim_core.baselines.own_models import hub_commit
 from umim_core.baselines.selective_context import SelectiveContext, self_information
 from umim_core.errors import BackboneError
 from umim_core.evaluation.scoring import named_method
+
+# Choices of the package's own code (llmlingua 0.2.2), the models that it would load replaced by
+# `pair_losses` and `piece_classifier`, counts of tokens of `umim-docs-llama` in place of OpenAI's;
+# `git show ea8ed576:tests/support/llmlingua_choices.py` wrote them.
+RECORDED = json.loads(Path(__file__).with_name("llmlingua_choices.json").read_text("utf-8"))
+WHOLE = ["the", "a", "of", "in", "and", "sort", "array", "value", "interpolator", "perpendicular"]
+
+
+def pair_losses(tokens: int) -> NDArray[np.float64]:
+    """The loss of every token behind every other [T, T]."""
+    return np.random.default_rng(tokens).uniform(0.1, 9.0, (tokens, tokens))
+
+
+class PairLosses:
+    """Losses of tokens after kept ones, in the place of ``CompressedPrefix``."""
+
+    def __init__(self, tokens: int) -> None:
+        self._losses, self._last = pair_losses(tokens), 0
+
+    def score(self, segment: Ints) -> NDArray[np.float64]:
+        return self._losses[np.concatenate([[self._last], segment[:-1]]), segment]
+
+    def append(self, ids: Ints) -> None:
+        self._last = int(ids[-1])
+
+
+def piece_classifier() -> TokenClassifier:
+    """A BERT of drawn weights whose words have pieces, as multilingual BERT's have."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = enumerate([*special, *WHOLE, "##s", "##ed", *".,()?-:"])
+    core = Tokenizer(WordPiece({piece: n for n, piece in pieces}, unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer(lowercase=False)
+    core.pre_tokenizer, core.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    core.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {f"{name[1:-1].lower()}_token": name for name in special}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **names)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=32,  # a chunk, special tokens included
+        num_labels=2,
+    )
+    model, rng = BertForTokenClassification(config), np.random.default_rng(0)
+    for _, weight in sorted(model.named_parameters()):
+        weight.data = torch.from_numpy(rng.normal(0, 0.5, weight.shape)).float()
+    return TokenClassifier(freeze(model), tokenizer)
 
 
 @torch.no_grad()
@@ -162,9 +215,6 @@ def test_results_name_the_commit_of_the_classifier(
     assert named_method("llmlingua2", f"o/c@{commit}") == f"llmlingua2 (o/c@{commit})"
 
 
-RECORDED = json.loads(CHOICES.read_text("utf-8"))
-
-
 def case_name(case: dict[str, Any]) -> str:
     return "-".join(str(value) for value in case.values() if isinstance(value, int | float))
 
@@ -182,7 +232,7 @@ def test_the_published_form_drops_what_the_package_drops(case: dict[str, Any]) -
 @pytest.mark.parametrize("case", RECORDED["words"], ids=lambda case: f"{case['rate']}")
 def test_words_that_the_package_keeps_stay(case: dict[str, Any]) -> None:
     """At a budget of as many tokens as the package keeps, of texts of one chunk and of several."""
-    tokenizer = load_tokenizer(TOKENIZER)
+    tokenizer = load_tokenizer("umim-docs-llama")
     text = case["text"]
     ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
     texts = token_texts(ids, tokenizer)

@@ -27,6 +27,7 @@ from benchmarks.calls import (
     read_questions,
     without_descriptions,
 )
+from support.servers import CHATML
 from umim_core import UMIM
 from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
@@ -39,11 +40,6 @@ AREA: dict[str, Any] = {
 FIND = {"place": ["Paris, FR", "Paris"], "days": [3], "units": ["C", ""], "area": ["", AREA]}
 ACCEPTED = [{"find": FIND}]
 WHERE = {"name": 'l"ile', "corner": {"lateral": 10.5, "wide": [5]}}
-TEMPLATE = (
-    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{% for m in messages %}{{ m.role }}:"
-    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}\n"
-    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
-)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +146,7 @@ def test_every_side_is_asked_of_functions_that_no_training_sees(
     umim = UMIM.from_pretrained("umim-docs-llama", dtype="float32")
     umim = UMIM(umim.backbone, umim.checkpoint.recommending("prompt", 0, ["tools"]))
     tokenizer = umim.backbone.require_tokenizer()
-    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    monkeypatch.setattr(tokenizer, "chat_template", CHATML)
 
     def side(merge: Merge, edit: Edit = as_written) -> Answers:
         rows, written = prompts(umim, questions, edit)
@@ -172,6 +168,8 @@ def test_every_side_is_asked_of_functions_that_no_training_sees(
     assert found["saved"] > 0 and figures(base, base)["saved"] == 0
     assert found["nats_error"] is not None and 0 <= found["agreement"] <= 1
     assert found["right"] == 0 and found["kept"] == [0, 0]
-    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE.replace("tojson", "string"))
+    monkeypatch.setattr(
+        tokenizer, "chat_template", CHATML.replace("tool | tojson", "tool | string")
+    )
     with pytest.raises(GenerationError, match="writes them as JSON"):
         side("none", minified)

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import generated_texts, positions
+from benchmarks.generated_texts import MERGES, GenerationQuality, over_seeds
 from benchmarks.runner import Benchmark, Report
 from benchmarks.subjects import SEGMENT
 from docs.make.results import benchmark_page, documents_of
@@ -113,9 +115,8 @@ def test_a_tiny_run(
         assert found["loss"] != pytest.approx(np.log(2), abs=1e-6)  # not at the reference
     if name == "problems":
         sides = report["sets"]["humaneval"]["sides"]
-        assert (
-            list(sides) == ["base", "umim", "truncation"] and sides["base"]["points"]["mean"] == 0
-        )
+        assert list(sides) == ["base", "umim", "truncation"]
+        assert sides["base"]["points"]["mean"] == 0
 
 
 @pytest.mark.full
@@ -134,7 +135,70 @@ def test_a_tiny_run_in_a_process(name: str, rng: np.random.Generator, tmp_path: 
 def test_every_benchmark_is_run_here_or_has_tests_of_its_own() -> None:
     scripts = Path(str(sys.modules["benchmarks"].__path__[0])).glob("*.py")
     named = {path.stem for path in scripts if re.search("^BENCHMARK", path.read_text(), re.M)}
-    elsewhere = {"answers", "calls", "generated_texts", "gpu", "positions"}  # next to this
-    elsewhere |= {"second_source"}
-    served = {"cache_types", "engines"}  # tests/serving
-    assert named - elsewhere == {*QUICK, *FULL, *served}
+    elsewhere = {"answers", "calls", "gpu", "second_source"}  # next to this
+    elsewhere |= {"generated_texts", "positions"}  # below
+    elsewhere |= {"cache_types", "engines"}  # tests/serving
+    assert named == {*QUICK, *FULL, *elsewhere}
+
+
+def rows(path: Path, *objects: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(map(json.dumps, objects)), "utf-8")
+    return path
+
+
+def test_every_kind_has_its_figures_its_page_and_the_picture(tmp_path: Path) -> None:
+    functions = [{"name": f"get_{n}", "description": "Returns the array."} for n in "abcdefghij"]
+    rows(tmp_path / "bfcl" / "simple.jsonl", *[{"function": functions}] * 2)  # each counts once
+    rows(tmp_path / "tools" / "github-mcp.jsonl", *({"function": one} for one in functions))
+    rows(tmp_path / "tools" / "orders.jsonl", *({"state": "sent", "to": n} for n in "abcdefghij"))
+    texts = ({"text": f"Return the sum of the array elements over {n}."} for n in "abcdefghij")
+    rows(tmp_path / "general" / "web-test.jsonl", *texts)
+    for n in "abcdefghij":
+        (tmp_path / f"{n}.py").write_text(f"import numpy as np\n\n{n} = np.zeros(3)\n", "utf-8")
+    out = tmp_path / "positions.json"
+    options = ("--data", tmp_path, "--code", tmp_path / "*.py", "--out", out)
+    assert positions.BENCHMARK.main([*map(str, options), "--tokenizer", "umim-docs-llama"]) == 0
+    kinds = json.loads(out.read_text("utf-8"))["kinds"]
+    assert {(one["texts"], one["unseen"]) for one in kinds.values()} == {(10, 2)}
+    assert all(0 < one["saved"]["16 tokens, 8192 spans"] < 1 for one in kinds.values())
+    assert "| prose " in out.with_suffix(".md").read_text("utf-8")
+    assert "prose" in out.with_suffix(".svg").read_text("utf-8")
+
+
+def test_mean_and_deviation_are_over_seeds_and_null_where_undefined() -> None:
+    several = over_seeds([GenerationQuality({"ppl": ppl}, {}) for ppl in (8.0, 10.0, 12.0)])
+    assert several["ppl"] == {"mean": 10.0, "std": 2.0}
+    alone = over_seeds([GenerationQuality({"dist_1": float("nan"), "ppl": 8.0}, {})])
+    assert alone == {"dist_1": {"mean": None, "std": None}, "ppl": {"mean": 8.0, "std": None}}
+
+
+def test_generated_texts_have_their_figures_over_seeds_and_their_page(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    words = [f"w{number}" for number in range(1, 32)]
+    lines = [" ".join(words[start : start + 8] * 13) for start in range(4)]
+    (tmp_path / "text.txt").write_text("\n".join(lines), "utf-8")
+    out = tmp_path / "texts.json"
+    options = ["--checkpoints", f"tiny={tiny_checkpoint}", "--text", tmp_path / "text.txt"]
+    options += ["--prompt-tokens", 6, "--new-tokens", 5, "--prompts", 3, "--seeds", 2]
+    assert generated_texts.BENCHMARK.main([str(option) for option in [*options, "--out", out]]) == 0
+    report = json.loads(out.read_text("utf-8"))
+    rows = report["subjects"]["tiny"]["rows"]
+    assert [row["merge"] for row in rows] == [*MERGES] * 3
+    assert [row["runs"] for row in rows] == [1] * 3 + [2] * 6
+    shortened = [row["metrics"]["token_reduction"]["mean"] > 0 for row in rows]
+    assert shortened == [False, True, True] * 3
+    assert rows[0]["metrics"]["mauve_stand_in_features"]["mean"] is None  # of three prompts
+    for number, row in enumerate(rows):
+        base = rows[number // 3 * 3]["by_prompt"]
+        for name, values in row["by_prompt"].items():
+            assert np.mean(values) == pytest.approx(row["metrics"][name]["mean"], abs=1e-9)
+            if number % 3:
+                step = np.subtract(values, base[name])
+                wanted = {"mean": np.mean(step), "std": np.std(step, ddof=1) / 3**0.5}
+                assert row["differences"][name] == pytest.approx(wanted, abs=1e-9)
+        assert len(row["by_prompt"]) == 6 and ("differences" in row) == bool(number % 3)
+    page = out.with_suffix(".md").read_text("utf-8")
+    assert page == benchmark_page(report)
+    assert "stand-in features: hidden states of" in page and page.count("UMIM, prompt and de") == 9

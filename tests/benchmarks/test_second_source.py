@@ -21,14 +21,9 @@ from benchmarks.second_source import (
     time_prefill,
 )
 from docs.make.results import benchmark_page
+from support.servers import CHATML
 from umim_core import UMIM
 from umim_core.errors import CorpusError
-
-TEMPLATE = (
-    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{% for m in messages %}{{ m.role }}:"
-    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}\n"
-    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
-)
 
 
 def order(number: int) -> dict[str, Any]:
@@ -46,6 +41,15 @@ def schema(name: str) -> dict[str, Any]:
     parameters = {"properties": properties, "required": ["n", "how", "who"]}
     about = {"name": name, "description": "Return the sum of the array. It"}
     return {"type": "function", "function": {**about, "parameters": parameters}}
+
+
+def write(folder: Path, orders: int, functions: int) -> list[str]:
+    """Write a folder of orders and schemas; return the functions' names."""
+    names = [f"find{n}" for n in range(functions)]
+    files = {"orders": map(order, range(orders)), "github-mcp": map(schema, names)}
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return names
 
 
 @pytest.mark.parametrize(
@@ -85,10 +89,7 @@ def test_a_key_ends_where_it_ends(key: str, right: list[str], wrong: list[str]) 
 def test_too_few_held_out_are_refused(
     tmp_path: Path, orders: int, functions: int, error: str
 ) -> None:
-    files = {"orders": map(order, range(orders))}
-    files["github-mcp"] = map(schema, [f"find{n}" for n in range(functions)])
-    for name, rows in files.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    write(tmp_path, orders, functions)
     with pytest.raises(CorpusError, match=error):
         list(read_questions(tmp_path))
 
@@ -105,10 +106,7 @@ def test_a_wish_names_no_function_and_the_first_call_counts() -> None:
 def test_unseen_orders_and_functions_are_asked_raw_and_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [f"find{n}" for n in range(60)]
-    files = {"orders": map(order, range(200)), "github-mcp": map(schema, names)}
-    for name, rows in files.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    names = write(tmp_path, 200, 60)
     asked = dict(read_questions(tmp_path))
     unseen = [name for name in names if held_out(name)]
     assert [one.key for one in asked["schemas"][: len(unseen)]] == unseen[:20]
@@ -116,7 +114,7 @@ def test_unseen_orders_and_functions_are_asked_raw_and_merged(
     assert all(held_out(one.messages[0]["content"].split()[3][:-1]) for one in asked["results"])
     umim = UMIM.from_pretrained("umim-docs-llama", dtype="float32")
     umim = UMIM(umim.backbone, umim.checkpoint.recommending("prompt", 0, ["tools", "tool"]))
-    monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", TEMPLATE)
+    monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", CHATML)
     kinds = {
         kind: figures([ask(umim, one) for one in questions[:2]])
         for kind, questions in asked.items()

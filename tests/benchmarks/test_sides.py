@@ -14,22 +14,26 @@ import torch
 from benchmarks import distill_step, mining
 from benchmarks.answers import HALVES, LISTS, Question, answer_shortened, points, questions
 from benchmarks.distill_step import CASTS, LIGER, OURS, PLAIN, SINGLE, Shape, StepBatch
-from benchmarks.examples import PROMPTS, bracketed
+from benchmarks.examples import PROMPTS, attention_maps, bracketed
 from benchmarks.matching import AhoCorasick, Spans, compare
 from benchmarks.mining import Grams, make_sides
 from benchmarks.problems import answer, answer_shorter, solves_function, solves_word_problem
 from benchmarks.runner import Report
 from benchmarks.subjects import SEGMENT, Subject, random_subject, untrained_module
 from docs.make.results import benchmark_page
+from support.merge_modules import module_of
 from support.tiny_models import tiny_config
 from support.unit_counts import units_of
 from umim_core import UMIM
+from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import Text
 from umim_core.baselines.registry import find_baseline
 from umim_core.errors import ConfigError
+from umim_core.merging.merged_model import MergedModel
 from umim_core.mining.counting import count_ngrams
 from umim_core.model.showing import Piece
 from umim_core.rules.grams import ORDERS
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 NESTED = [(1, 2), (1, 2, 3), (2, 3), (2, 3, 1, 2), (3, 3, 3), (0, 0), (0, 0, 0, 0)]
@@ -228,3 +232,26 @@ def test_merged_spans_stand_in_brackets_and_nothing_else_changes() -> None:
     assert re.fullmatch(r"[^\[\]]*\[[^\[\]]+\][^\[\]]*", shown)
     assert re.sub(r"[\[\] ]", "", shown) == "Returnthevalueofit"
     assert len(set(PROMPTS)) == 5
+
+
+IDS = np.array([5, 1, 2, 9, 3, 4, 7])  # units 5 | 1 2 | 9 | 3 4 | 7
+UNITS = [[0], [1, 2], [3], [4, 5], [6]]
+RULES = Matcher(RuleSet.from_spans([(1, 2), (3, 4)], tokenizer_fingerprint=None))
+
+
+def reference(backbone: Backbone) -> np.ndarray:
+    """Raw attention of transformers' last layer, summed and picked in loops."""
+    previous = backbone.model.config._attn_implementation
+    backbone.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = backbone.model(input_ids=torch.tensor(IDS)[None], output_attentions=True)
+    backbone.model.set_attn_implementation(previous)
+    weights = out.attentions[-1][0].mean(dim=0)
+    return np.array([[sum(float(weights[q[-1], k]) for k in key) for key in UNITS] for q in UNITS])
+
+
+def test_before_is_raw_attention_added_up_by_unit(tiny_backbone: Backbone) -> None:
+    model = MergedModel(tiny_backbone, module_of("paper"), RULES)
+    before, after, lengths = attention_maps(IDS, model)
+    assert before == pytest.approx(reference(tiny_backbone), abs=1e-6)
+    assert after.sum(axis=1) == pytest.approx(1.0) and lengths == [1, 2, 1, 2, 1]

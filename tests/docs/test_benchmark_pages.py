@@ -8,7 +8,6 @@ import pytest
 from docs.make.__main__ import MAKERS, main
 from docs.make.document import RESULTS
 from docs.make.results import benchmark_page, documents_of
-from support.tiny_adaptation import adaptation
 
 FACTS = {"platform": "Linux", "cores": 2, "commit": "0123456789abcdef", "versions": {"numpy": "2"}}
 SPREAD = {"median": 1.0, "low": 0.5, "high": 2.0, "runs": 10}
@@ -32,7 +31,7 @@ def test_a_page_of_other_results_is_seen_and_written_anew(tmp_path: Path) -> Non
 
 def test_a_result_file_has_its_page_and_the_figure_that_the_page_shows(tmp_path: Path) -> None:
     file = tmp_path / "adaptation-tiny.json"
-    file.write_text(json.dumps(adaptation()), "utf-8")
+    file.write_bytes((RESULTS / "adaptation-hellaswag-smollm2.json").read_bytes())
     page, figure = documents_of(file)
     assert (page.path.name, figure.path.name) == ("adaptation-tiny.md", "adaptation-tiny.svg")
     assert f"({figure.path.name})" in page.make()

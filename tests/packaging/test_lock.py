@@ -35,18 +35,6 @@ def read_lock(path: Path) -> dict[str, tuple[Version, int]]:
     return pins
 
 
-def project() -> dict[str, object]:
-    table: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return table
-
-
-def declared() -> list[Requirement]:
-    table = project()
-    core, extras = table["dependencies"], table["optional-dependencies"]
-    assert isinstance(core, list) and isinstance(extras, dict)
-    return [Requirement(r) for r in core + [r for e in LOCKED_EXTRAS for r in extras[e]]]
-
-
 @pytest.mark.parametrize("name", ["lock.txt", "build.txt", "gpu.txt", "docs.txt", "server.txt"])
 def test_every_pin_has_a_hash(name: str) -> None:
     pins = read_lock(REQUIREMENTS / name)
@@ -66,7 +54,9 @@ def test_lock_satisfies_every_declared_range() -> None:
     torch = PIN.search((REQUIREMENTS / "torch.txt").read_text().splitlines()[-1])
     assert torch
     locked["torch"] = Version(torch[2])
-    for requirement in declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for e in LOCKED_EXTRAS for line in project["optional-dependencies"][e]]
+    for requirement in map(Requirement, project["dependencies"] + extras):
         version = locked.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement.name} is declared and not locked"
         assert requirement.specifier.contains(version), f"{requirement} against {version}"

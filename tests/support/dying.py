@@ -9,12 +9,9 @@ from typing import Any
 
 
 def die_at(place: str, number: int, when: str) -> None:
-    """Have this process kill itself.
+    """Have this process kill itself ``before`` or ``after`` a call, from 1, of ``module.function``.
 
-    Args:
-        place: ``module.function``; whoever looks it up there from now on gets the deadly one.
-        number: Which of its calls, from 1.
-        when: ``before`` or ``after`` it.
+    Whoever looks the function up there from now on gets the deadly one.
     """
     module, _, name = place.rpartition(".")
     owner, calls = importlib.import_module(module), [0]

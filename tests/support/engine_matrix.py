@@ -102,11 +102,8 @@ def priced_rules(seed: int, infix_free: bool, longest: int = 4) -> Matcher:
 
 def cheap_rules(matcher: Matcher) -> Matcher:
     """The rules of at most ``CHEAP``, without prices."""
-    rules = matcher.rules
-    assert rules.prices is not None
-    spans = [tuple(ids) for n in rules.orders for ids in rules.ids_by_order[n].tolist()]
-    cheap = [span for span, price in zip(spans, rules.prices, strict=True) if price <= CHEAP]
-    return Matcher(RuleSet.from_spans(cheap))
+    cheap = matcher.rules.take(matcher.rules.require_prices() <= CHEAP)
+    return Matcher(replace(cheap, prices=None))
 
 
 def random_prompts(seed: int, rows: int, tokens: int = VOCAB) -> list[np.ndarray]:
@@ -205,7 +202,6 @@ def log_probs_from_scratch(
     prompts: list[Prompt] = [(matcher, [ids[:target].tolist()]) for target in range(1, len(ids))]
     if not prompts:
         return torch.zeros(0, dtype=torch.float64)
-    logits = torch.stack(
-        [row for row, _ in from_scratch(backbone, module, prompts, unit_positions)]
-    )
+    rows = from_scratch(backbone, module, prompts, unit_positions)
+    logits = torch.stack([row for row, _ in rows])
     return logits.double().log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]

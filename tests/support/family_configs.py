@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -15,7 +16,7 @@ PLAIN = tiny_models.SIZES | {"vocab_size": VOCAB}
 GROUPED = {**PLAIN, "num_key_value_heads": 2}
 SIZED = {**GROUPED, "head_dim": 4}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-BLOOM = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "n_layer": 2, "n_head": 4}
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": POSITIONS}
 
 
@@ -32,67 +33,43 @@ def random_model(
     return tiny_models.random_model(settings).to(dtype)
 
 
+def _configs(settings: dict[str, Any], *names: str) -> dict[str, Callable[[], PreTrainedConfig]]:
+    return {name: _config(name, **settings) for name in names}
+
+
 # Families that must be exact.
 EXACT: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": _config("llama", **GROUPED),
+    **_configs(PLAIN, "phi", "gpt2", "gpt_bigcode", "gpt_neox", "biogpt", "persimmon"),
+    **_configs(GROUPED, "llama", "qwen2", "phi3", "stablelm", "olmo", "olmo2", "nemotron"),
+    **_configs(GROUPED, "smollm3", "arcee"),
+    **_configs(SIZED, "qwen3", "gemma", "helium", "glm", "glm4", "ernie4_5", "seed_oss"),
     "mistral": _config("mistral", **GROUPED, sliding_window=POSITIONS),
-    "mixtral": _config("mixtral", **GROUPED, num_local_experts=4, num_experts_per_tok=2),
-    "qwen2": _config("qwen2", **GROUPED),
+    "mixtral": _config("mixtral", **GROUPED, **LOCAL_EXPERTS),
     "qwen2_moe": _config("qwen2_moe", **GROUPED, **EXPERTS, shared_expert_intermediate_size=8),
-    "qwen3": _config("qwen3", **SIZED),
     "qwen3_moe": _config("qwen3_moe", **SIZED, **EXPERTS),
-    "gemma": _config("gemma", **SIZED),
     "gemma2-uncapped": _config("gemma2", **SIZED, **LAYERS, final_logit_softcapping=None),
     "gemma3_text": _config("gemma3_text", **SIZED, **LAYERS),
-    "phi": _config("phi", **PLAIN),
-    "phi3": _config("phi3", **GROUPED),
-    "gpt2": _config("gpt2", **PLAIN),
-    "gpt_bigcode": _config("gpt_bigcode", **PLAIN),
     "gptj": _config("gptj", **PLAIN, rotary_dim=4),
     "codegen": _config("codegen", **PLAIN, rotary_dim=4),
     "gpt_neo": _config(
         "gpt_neo", **PLAIN, attention_types=[[["global", "local"], 1]], window_size=POSITIONS
     ),
-    "gpt_neox": _config("gpt_neox", **PLAIN),
-    "gpt_oss": _config("gpt_oss", **SIZED, **LAYERS, num_local_experts=4, num_experts_per_tok=2),
+    "gpt_oss": _config("gpt_oss", **SIZED, **LAYERS, **LOCAL_EXPERTS),
     "opt": _config("opt", **PLAIN, word_embed_proj_dim=HIDDEN, ffn_dim=24, init_std=0.2),
     "falcon": _config("falcon", **PLAIN, alibi=False),
-    "stablelm": _config("stablelm", **GROUPED),
     "starcoder2": _config("starcoder2", **GROUPED, sliding_window=POSITIONS),
-    "olmo": _config("olmo", **GROUPED),
-    "olmo2": _config("olmo2", **GROUPED),
     "olmo3": _config("olmo3", **GROUPED, **LAYERS),
     "olmoe": _config("olmoe", **GROUPED, num_experts=4, num_experts_per_tok=2),
     "granite-unscaled": _config("granite", **GROUPED, embedding_multiplier=3.0),
-    "biogpt": _config("biogpt", **PLAIN),
     "xglm": _config("xglm", **PLAIN, ffn_dim=24, init_std=0.2),
-    "persimmon": _config("persimmon", **PLAIN),
-    "nemotron": _config("nemotron", **GROUPED),
-    "smollm3": _config("smollm3", **GROUPED),
-    "helium": _config("helium", **SIZED),
-    "glm": _config("glm", **SIZED),
-    "glm4": _config("glm4", **SIZED),
-    "ernie4_5": _config("ernie4_5", **SIZED),
     "deepseek_v3": _config(
-        "deepseek_v3",
-        **PLAIN,
-        num_key_value_heads=4,
-        q_lora_rank=8,
-        kv_lora_rank=8,
-        qk_rope_head_dim=4,
-        qk_nope_head_dim=4,
-        v_head_dim=4,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        moe_intermediate_size=8,
+        "deepseek_v3", **PLAIN, num_key_value_heads=4, q_lora_rank=8, kv_lora_rank=8,
+        qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=4, n_routed_experts=4,
+        num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=8,
         first_k_dense_replace=1,
     ),
-    "arcee": _config("arcee", **GROUPED),
     "exaone4": _config("exaone4", **GROUPED, **LAYERS),
-    "seed_oss": _config("seed_oss", **SIZED),
-}
+}  # fmt: skip
 # Families that must be refused, and what the error says.
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "gemma2": (_config("gemma2", **SIZED, **LAYERS, final_logit_softcapping=30.0), "capped"),
@@ -103,7 +80,10 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
         _config("mpt", vocab_size=VOCAB, d_model=HIDDEN, n_layers=2, n_heads=4, max_seq_len=64),
         "positions",
     ),
-    "bloom": (_config("bloom", **BLOOM), "positions"),
+    "bloom": (
+        _config("bloom", vocab_size=VOCAB, hidden_size=HIDDEN, n_layer=2, n_head=4),
+        "positions",
+    ),
     "falcon-alibi": (
         _config("falcon", **PLAIN, alibi=True, new_decoder_architecture=False),
         "not supported",

@@ -69,16 +69,9 @@ def write_gguf(
 ) -> Path:
     """Write a Llama, Qwen 2, Qwen 3 or Phi 3 of transformers and a tokenizer as a GGUF file.
 
-    Args:
-        path: The file.
-        model: The model.
-        pipeline: The ``tokenizer.json`` of a byte-level BPE.
-        pre: The name of its pre-tokenizer.
-        kind: Type of its matrices; vectors are F32, as llama.cpp's are.
-        entries: Further metadata; None takes an entry out.
-        tensors: Further tensors.
-        roles: Ids by role: ``bos``, ``eos``, ``padding``, ``unknown``.
-        template: Its chat template.
+    The tokenizer is the ``tokenizer.json`` of a byte-level BPE; ``kind`` is the type of matrices,
+    vectors are F32, as llama.cpp's are. Of further ``entries``, None takes an entry out; ``roles``
+    are ids of ``bos``, ``eos``, ``padding``, ``unknown``.
     """
     config = model.config
     arch = str(config.model_type)
@@ -147,21 +140,9 @@ def _tensors(model: PreTrainedModel, arch: str) -> dict[str, np.ndarray]:
             continue
         values = tensor.detach().to(torch.float32).numpy()
         projection = name.split(".")[-2]
-        if arch == "llama" and projection in heads:
-            values = _permuted(values, heads[projection])
-        found[names.get_name(name, try_suffixes=(".weight", ".bias"))] = np.ascontiguousarray(
-            values
-        )
+        if arch == "llama" and projection in heads:  # rotary pairs stand side by side
+            halves = values.reshape(heads[projection], 2, -1, values.shape[1])
+            values = halves.swapaxes(1, 2).reshape(values.shape)
+        key = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        found[key] = np.ascontiguousarray(values)
     return found
-
-
-def _permuted(weights: np.ndarray, heads: int) -> np.ndarray:
-    """The order of rows in which llama.cpp wants the rotary pairs of Llama."""
-    half = weights.shape[0] // heads // 2
-    rows = [
-        head * 2 * half + part * half + i
-        for head in range(heads)
-        for i in range(half)
-        for part in range(2)
-    ]
-    return weights[rows]

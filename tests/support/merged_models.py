@@ -32,13 +32,8 @@ def fresh_model(
 ) -> MergedModel:
     """A model that merges at the input, with the weights that training starts from.
 
-    Args:
-        backbone: Says the data type, and whose tokenizer spans are of.
-        rules: What merges; spans are rules of the backbone's tokenizer.
-        std: Of the surrogates; that of the embeddings by default.
-        seed: Of the weights.
-        unit_positions: Positions of the units.
-        form: Options of the module.
+    Spans are rules of the backbone's tokenizer; ``std`` is that of the surrogates, by default the
+    embeddings'.
     """
     if not isinstance(rules, RuleSet):
         rules = RuleSet.from_spans(rules, backbone.tokenizer_fingerprint or None)
@@ -91,19 +86,12 @@ def oracle_states(
     """Hidden states of units [S, d], from one forward of the whole model on the raw ids.
 
     Nothing is taken apart: before layer k the last token's state of a span is replaced, and from
-    there on the span's other columns are hidden by a mask. Adapters are added by hooks.
-
-    Args:
-        merged_model: The model, of float64.
-        ids: Raw ids [T].
-        cuts: Units as (start, tokens).
+    there on the span's other columns are hidden by a mask. Adapters are added by hooks. The model
+    is of float64, a unit (start, tokens).
     """
-    backbone, module, depth = (
-        merged_model.backbone,
-        merged_model.require_module(),
-        _depth(merged_model),
-    )
-    size = len(ids)
+    backbone, module = merged_model.backbone, merged_model.require_module()
+    depth, size = merged_model.merge_depth, len(ids)
+    assert depth > 0  # at depth 0 learned positions are added after merging
     hidden = torch.zeros(size, dtype=torch.bool)
     for start, tokens in cuts:
         hidden[start : start + tokens - 1] = True
@@ -164,11 +152,6 @@ def oracle_states(
         for handle in handles:
             handle.remove()
     return states[[start + tokens - 1 for start, tokens in cuts]]
-
-
-def _depth(merged_model: MergedModel) -> int:
-    assert merged_model.merge_depth > 0  # at depth 0 learned positions are added after merging
-    return merged_model.merge_depth
 
 
 def _merged(

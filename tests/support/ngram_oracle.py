@@ -50,13 +50,12 @@ def document_oracle(
 
 
 def flat(segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of segments, one after the other, and their borders."""
+    """Return all ids and the segments' borders."""
     ids = np.array([token for segment in segments for token in segment], dtype=np.int64)
     return ids, np.cumsum([0, *map(len, segments)], dtype=np.int64)
 
 
 def as_dict(counts: NgramCounts) -> Grams:
-    """Return counts by gram."""
     return by_gram(counts, counts.support)
 
 

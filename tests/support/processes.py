@@ -18,16 +18,7 @@ def run_command(
     without: tuple[str, ...] = (),
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end.
-
-    Args:
-        command: Its words, as text.
-        cwd: Where it runs.
-        seconds: How long it may take.
-        stdin: What it reads.
-        without: Beginnings of the names that it does not get of this process's environment.
-        environment: Variables that it gets besides.
-    """
+    """Run a command to its end, without the variables whose names begin as ``without`` says."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     return subprocess.run(
         [*map(str, command)],

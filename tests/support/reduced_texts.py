@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import PreTokenizer, Whitespace, WhitespaceSplit
+from tokenizers.pre_tokenizers import Whitespace, WhitespaceSplit
 from transformers import (
     BertConfig,
     BertForTokenClassification,
     BertModel,
     BertPreTrainedModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
 
-from support.tiny_models import SIZES, random_model, tiny_config
+from support.tiny_models import SIZES, random_model, tiny_config, word_tokenizer
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_files import freeze
 from umim_core.baselines.llmlingua2 import TokenClassifier
@@ -32,28 +29,25 @@ _PIECES = ["[UNK]", ".", "?", *(word.rstrip(".?") for word in _KNOWN[1:])]
 PLACES = 16  # positions of the classifier
 
 
-def _tokenizer(words: list[str], split: PreTokenizer) -> PreTrainedTokenizerFast:
-    core = Tokenizer(
-        WordLevel({word: i for i, word in enumerate(dict.fromkeys(words))}, unk_token=words[0])
-    )
-    core.pre_tokenizer = split
-    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token=words[0])
-
-
 def word_backbone(family: str) -> Backbone:
     """A random backbone of 64 positions whose tokens are the words of ``WORDS``."""
-    return wrap_backbone(random_model(tiny_config(family)), _tokenizer(WORDS, WhitespaceSplit()))
+    return wrap_backbone(
+        random_model(tiny_config(family)), word_tokenizer(WORDS, WhitespaceSplit(), WORDS[0])
+    )
 
 
 def word_classifier() -> TokenClassifier:
     """A random classifier of 16 positions that reads a full stop as a token of its own."""
-    tokenizer = _tokenizer(_PIECES, Whitespace())
-    return TokenClassifier(_bert(BertForTokenClassification), tokenizer)
+    return TokenClassifier(
+        _bert(BertForTokenClassification), word_tokenizer(_PIECES, Whitespace(), _PIECES[0])
+    )
 
 
 def word_encoder(text_tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
     """A random encoder of 16 positions that sees both sides and has the classifier's tokens."""
-    return TextEncoder(_bert(BertModel), _tokenizer(_PIECES, Whitespace()), text_tokenizer)
+    return TextEncoder(
+        _bert(BertModel), word_tokenizer(_PIECES, Whitespace(), _PIECES[0]), text_tokenizer
+    )
 
 
 def _bert(kind: type[BertPreTrainedModel]) -> BertPreTrainedModel:

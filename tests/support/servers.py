@@ -11,13 +11,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from threading import Thread
 from typing import Any, Final
 
 import httpx
 from starlette.applications import Starlette
 
+from support.source_tree import ROOT
 from umim_core.serving.connections import BoundedServer, Connection
 
 CHATML: Final = """{% if tools %}<|im_start|>system
@@ -38,7 +38,6 @@ QUESTIONS: Final = (
 )
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
-ROOT: Final = Path(__file__).resolve().parents[2]
 _SECONDS: Final = 240.0
 # One client: to make one reads the machine's certificates, for 25 ms. It keeps no connection.
 HTTP: Final = httpx.Client(timeout=_SECONDS, limits=httpx.Limits(max_keepalive_connections=0))
@@ -77,13 +76,7 @@ def in_thread(
 
 
 class Served:
-    """``umim serve`` in a process of its own.
-
-    Attributes:
-        url: Its address.
-        process: The process.
-        lines: What it has said on stderr.
-    """
+    """``umim serve`` in a process of its own; ``lines`` are what it has said on stderr."""
 
     def __init__(self, *arguments: object, port: int = 0) -> None:
         command = "from umim_core.cli.app import main; main()"
@@ -94,25 +87,17 @@ class Served:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.lines: list[str] = []
-        self._reader = Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.url = self._address()
-
-    def _read(self) -> None:
         assert self.process.stderr is not None
+        self.lines: list[str] = []
         for line in self.process.stderr:
             self.lines.append(line)
-
-    def _address(self) -> str:
-        end = time.monotonic() + _SECONDS
-        while time.monotonic() < end:
-            for line in list(self.lines):
-                if found := re.search(r"running on (http://[\d.:]+)", line):
-                    return found.group(1)
-            assert self.process.poll() is None, "".join(self.lines)
-            time.sleep(0.05)
-        raise AssertionError("".join(self.lines))
+            if found := re.search(r"running on (http://[\d.:]+)", line):
+                break
+        else:
+            raise AssertionError("".join(self.lines))
+        self.url = found.group(1)
+        self._reader = Thread(target=self.lines.extend, args=(self.process.stderr,), daemon=True)
+        self._reader.start()
 
     def end(self) -> int:
         """Wait for the process and its last words; return its status."""

@@ -37,19 +37,12 @@ def skewed_ids(size: int, seed: int = 0) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TinyCorpus:
-    """A tokenised corpus of documents of 70 tokens.
-
-    Attributes:
-        ids: Its token ids.
-        ends: Ends of its documents.
-        tokenized: The artifact that holds it.
-        backbone: The folder of its tokenizer.
-    """
+    """A tokenised corpus of documents of 70 tokens."""
 
     ids: np.ndarray
-    ends: np.ndarray
+    ends: np.ndarray  # of its documents
     tokenized: Artifact
-    backbone: str
+    backbone: str  # folder of its tokenizer
 
     @classmethod
     def make(cls, folder: Path, tokenizer: PreTrainedTokenizerBase, size: int = 6007) -> TinyCorpus:
@@ -68,11 +61,9 @@ class TinyCorpus:
 
     @property
     def segments(self) -> Segments:
-        """Its whole segments."""
         return cut(self.ids, LENGTH)
 
     def count(self, root: Path, lease: ClusterLease, **changes: object) -> Artifact:
-        """Run the count stage."""
         options = OPTIONS.model_copy(update=changes)
         tokens, documents = self.tokenized.part("train"), options.count_documents
         call = count_stage(
@@ -81,7 +72,6 @@ class TinyCorpus:
         return call.build(Site(root, lease))
 
     def filter(self, root: Path, counted: Artifact, **changes: object) -> Artifact:
-        """Run the filter stage."""
         options = OPTIONS.model_copy(update=changes)
         call = filter_stage(
             counted=counted,
@@ -118,14 +108,13 @@ class NoCluster(ClusterLease):
         super().__init__(ClusterConfig())
 
     def ensure(self) -> None:
-        """Do nothing."""
+        pass
 
 
 class InProcess(ClusterCounter):
     """Count in this process, and tell the orders as a cluster does."""
 
     def count(self, tau: int) -> NgramCounts:
-        """Count what no earlier run has finished."""
         opened, how = self.corpus.open(), {"longest": self.longest, "threads": 1}
         counts = count_ngrams(opened, self.corpus.offsets, tau, self.corpus.excluded, **how)
         for order in counts.orders:
@@ -135,6 +124,5 @@ class InProcess(ClusterCounter):
         return counts
 
     def documents_of(self, keys: dict[int, np.ndarray], ends: np.ndarray) -> dict[int, np.ndarray]:
-        """Count the documents of given n-grams."""
         corpus = replace(self.corpus, tokens=self.corpus.open())
         return LocalCounter(corpus.tokens, corpus.offsets, threads=1).documents_of(keys, ends)

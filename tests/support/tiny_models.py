@@ -103,6 +103,16 @@ def forwards_of(trunk: nn.Module) -> Iterator[list[tuple[int, ...]]]:
         hook.remove()
 
 
+def word_tokenizer(
+    words: Sequence[str], split: pre_tokenizers.PreTokenizer, unk_token: str, **special: str
+) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of whole words."""
+    vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unk_token))
+    backend.pre_tokenizer = split
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=unk_token, **special)
+
+
 def letter_tokenizer(letters: str) -> PreTrainedTokenizerFast:
     """Return a tokenizer of one token per letter; the last id ends a text."""
     vocabulary = {letter: i for i, letter in enumerate([*letters, "[UNK]", "</s>"])}

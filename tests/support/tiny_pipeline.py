@@ -95,7 +95,6 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Stage name."""
         return self.artifact.stage
 
     def run(self, root: Path) -> Artifact:
@@ -106,20 +105,12 @@ class Call:
 
 @dataclass
 class Walk:
-    """A run of all stages, as the flow's parts start them.
-
-    Attributes:
-        root: Artifact root.
-        recipe: What is run.
-        calls: The stages so far, in order.
-        results: What the report is made from.
-        trained_on: Where the trainings ran, which is in their keys; None for ``lease``.
-    """
+    """A run of all stages, as the flow's parts start them."""
 
     root: Path
     recipe: RunRecipe
     lease: ClusterLease = field(default_factory=NoCluster)
-    trained_on: ClusterLease | None = None
+    trained_on: ClusterLease | None = None  # where trainings ran, if elsewhere: it is in their keys
     calls: list[Call] = field(default_factory=list)
     results: Sequence[Result] = ()
 
@@ -127,7 +118,6 @@ class Walk:
         self.lease.config = self.recipe.cluster
 
     def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
-        """Run one stage."""
         lease = self.trained_on if "workers" in call.stage.of_run else None
         site = site_of(self.root, self.recipe, lease or self.lease)
         artifact = call.build(site)
@@ -135,19 +125,16 @@ class Walk:
         return artifact
 
     def run_parallel(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
-        """Run independent parts, one after the other."""
         return [part() for part in parts]
 
     def register(self, backbone: str, trained: Artifact) -> None:
-        """Register nothing."""
+        pass
 
     @property
     def artifacts(self) -> list[Artifact]:
-        """The artifacts of the stages so far, in order."""
         return [call.artifact for call in self.calls]
 
     def report(self) -> Artifact:
-        """Write the report's pages."""
         return self.stage(report_stage(recipe=self.recipe, results=list(self.results)))
 
     def executed(self) -> list[str]:
@@ -172,17 +159,13 @@ class _SideBySide(Walk):
     """A run of all stages, independent parts at the same time."""
 
     def run_parallel(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
-        """Run independent parts."""
         return side_by_side(parts, max(1, len(parts)))
 
 
 def walk_on_workers(root: Path, recipe: str, workers: int) -> Walk:
-    """Run a recipe below a root whose trainings are finished; models run on so many workers.
+    """Run a recipe, given as JSON, whose trainings are finished; models run on so many workers.
 
-    Args:
-        root: Artifact root.
-        recipe: The recipe as JSON; its cluster, which is in the keys of trainings, is not used.
-        workers: Workers of a cluster of two cores; 0: in this process.
+    Its cluster, which is in the keys of trainings, is not used; without workers all runs here.
     """
     config = ClusterConfig(cpus=2, workers=workers, parallel_stages=2)
     run: Any = _SideBySide(root, Recipe.model_validate_json(recipe))
@@ -194,16 +177,7 @@ def walk_on_workers(root: Path, recipe: str, workers: int) -> Walk:
 
 
 def walk_until(rank: int, root: Path, recipe: str, place: str, number: int, when: str) -> None:
-    """Run a recipe in a process that kills itself at a call of some function; for a child process.
-
-    Args:
-        rank: Not used: see ``training_processes``.
-        root: Artifact root.
-        recipe: The recipe as JSON.
-        place: As of ``die_at``, and so are the others.
-        number: Which of its calls.
-        when: Before or after it.
-    """
+    """Run a recipe, as JSON, in a child process that kills itself (:func:`die_at`)."""
     die_at(place, number, when)
     walk(root, Recipe.model_validate_json(recipe))
 

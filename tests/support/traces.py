@@ -41,21 +41,12 @@ def _in(secret: str, data: bytes) -> bool:
 
 
 class Descendants:
-    """Watch this process and all that it starts, for the length of ``with`` blocks.
-
-    Args:
-        variables: Names whose values are collected from the processes' environments.
-
-    Attributes:
-        sockets: (process name, address, port) of everything that listened.
-        command_lines: Of the processes started.
-        values: Of the variables.
-    """
+    """Watch this process and all that it starts, for the length of ``with`` blocks."""
 
     def __init__(self, *variables: str) -> None:
-        self.sockets: set[tuple[str, str, int]] = set()
+        self.sockets: set[tuple[str, str, int]] = set()  # process name, address, port
         self.command_lines: set[str] = set()
-        self.values: set[str] = set()
+        self.values: set[str] = set()  # of the variables in the processes' environments
         self._variables = variables
         self._seen: set[psutil.Process] = set()
         self._done = threading.Event()

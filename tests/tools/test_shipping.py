@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from support.merge_modules import give_rows
-from support.processes import run_command
 from support.tiny_pipeline import Walk
 from tools import shipping
 from tools.shipping import found, store
@@ -85,10 +85,14 @@ def test_what_ships_is_replaced_once_nothing_can_refuse_it(
     assert Checkpoint.load(shipped).rules.digest == Checkpoint.load(tiny_checkpoint).rules.digest
 
 
-def test_a_broken_rule_is_one_line() -> None:
-    done = run_command(sys.executable, "-m", "tools.shipping", "./none")
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 1
+def test_a_broken_rule_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["shipping", "./none"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(shipping.__file__, run_name="__main__")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 1
     assert line.startswith("tools.shipping: error: a checkpoint that is named by its path must ex")
 
 
