@@ -209,13 +209,18 @@ def ratio(seconds: Mapping[str, Sequence[float]], of: str, to: str) -> dict[str,
 
 
 def timed(run: Callable[[], object]) -> tuple[float, object]:
-    """Return the seconds and the result of one run, with the garbage collector off for it."""
+    """Return the seconds and the result of one run, with the garbage collector off for it.
+
+    A GPU that is in use has nothing to do when it begins and when it ends.
+    """
+    torch = sys.modules.get("torch")
+    wait = torch.cuda.synchronize if torch and torch.cuda.is_initialized() else lambda: None
     gc.disable()
     try:
+        wait()
         began = time.perf_counter()
         result = run()
-        if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
-            sys.modules["torch"].cuda.synchronize()
+        wait()
         return time.perf_counter() - began, result
     finally:
         gc.enable()

@@ -33,13 +33,13 @@ _TYPES: Final = {
 }
 
 
-def tiny_bpe(size: int = 320) -> dict[str, Any]:
-    """Return the ``tokenizer.json`` of a byte-level BPE of about ``size`` tokens."""
+def tiny_bpe() -> dict[str, Any]:
+    """Return the ``tokenizer.json`` of a byte-level BPE of about 320 tokens."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
+        vocab_size=320,
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

