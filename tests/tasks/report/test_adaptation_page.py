@@ -59,12 +59,7 @@ def points(taus: tuple[int, ...] = (50, 5), seeds: tuple[int, ...] = (0,)) -> li
 
 
 def adaptation(given: list[Report] | None = None, **of: Any) -> Report:
-    """Return the content of ``adaptation.json``.
-
-    Args:
-        given: Points of its one backbone; those of :func:`points` if None.
-        of: Fields in place of its own.
-    """
+    """Return the content of ``adaptation.json``, of one backbone with :func:`points` by default."""
     own = points() if given is None else given
     training = {"max_steps": 40, "max_epochs": 2, "batch_size": 4, "learning_rate": 0.001}
     training |= {"validation_rows": 64, "validate_every": 20}
