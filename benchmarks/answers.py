@@ -38,13 +38,7 @@ from benchmarks.runner import Benchmark, Report, device_name
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.eviction import generate_evicted
-from umim_core.baselines.methods import (
-    EvictedColumns,
-    Method,
-    Text,
-    TokenReducer,
-    reduce_tokens,
-)
+from umim_core.baselines.methods import EvictedColumns, Method, Text, TokenReducer, reduce_tokens
 from umim_core.baselines.registry import find_baseline
 from umim_core.config.form import Merge
 from umim_core.errors import ConfigError

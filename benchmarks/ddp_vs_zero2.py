@@ -37,12 +37,7 @@ from benchmarks.runner import (
     ratio,
     spread,
 )
-from benchmarks.subjects import (
-    CORPUS_OPTIONS,
-    ids_file,
-    mined_rules,
-    open_ids,
-)
+from benchmarks.subjects import CORPUS_OPTIONS, ids_file, mined_rules, open_ids
 from tasks.cluster.lease import ClusterLease
 from tasks.training.strategies import make_strategy
 from tasks.training.train_worker import launch_worker

@@ -43,13 +43,7 @@ from umim_core.config.form import Merge
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import MissingExtraError
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.evaluation.text_metrics import (
-    BERTSCORE,
-    TextFeatures,
-    chrf,
-    greedy_bertscore,
-    rouge,
-)
+from umim_core.evaluation.text_metrics import BERTSCORE, TextFeatures, chrf, greedy_bertscore, rouge
 from umim_core.inference.choice import end_ids
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Row

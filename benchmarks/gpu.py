@@ -87,18 +87,8 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput.break_even import Phase, ThroughputRow
-from umim_core.throughput.roofline import (
-    ForwardCost,
-    Roofline,
-    measure_bandwidth,
-    measure_peak,
-)
-from umim_core.throughput.throughput import (
-    EVERYWHERE,
-    FixedSpans,
-    measure_throughput,
-    peak_bytes,
-)
+from umim_core.throughput.roofline import ForwardCost, Roofline, measure_bandwidth, measure_peak
+from umim_core.throughput.throughput import EVERYWHERE, FixedSpans, measure_throughput, peak_bytes
 from umim_core.training.step import DistillModel, step_memory
 
 LIMIT: Final = 360.0  # seconds of a run

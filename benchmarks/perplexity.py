@@ -27,16 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.runner import (
-    Benchmark,
-    Gate,
-    Report,
-    alternate,
-    at_least,
-    at_most,
-    ratio,
-    spread,
-)
+from benchmarks.runner import Benchmark, Gate, Report, alternate, at_least, at_most, ratio, spread
 from benchmarks.subjects import BACKBONES, Subject, mined_rules, subject
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import CorpusError, require
