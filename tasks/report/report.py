@@ -70,6 +70,11 @@ class ReportData(BaseModel):
     def chance_of(self, task: str) -> float | None:
         return self.chance.get(task) if isinstance(self.chance, dict) else self.chance
 
+    @property
+    def task(self) -> str:
+        """The task whose accuracy figures show."""
+        return next((row.tasks[0] for row in self.base_rows() if row.tasks), DEFAULT_TASK)
+
     def base_rows(self) -> list[ComparisonRow]:
         return [row for row in self.rows if row.setting == WT]
 
@@ -94,8 +99,7 @@ def draw_figures(data: ReportData) -> list[ReportFigure]:
 
 def _saving(data: ReportData) -> ReportFigure | None:
     """Draw quality against saved time where it was measured, and against saved tokens."""
-    rows = data.base_rows()
-    task = next((row.tasks[0] for row in rows if row.tasks), DEFAULT_TASK)
+    rows, task = data.base_rows(), data.task
     savings: dict[str, Callable[[ComparisonRow], float | None]] = {
         "Saved time of prefill (%)": lambda row: (
             (times := row.metric("prefill_speedup")) and 1 - 1 / times
@@ -139,8 +143,7 @@ def _accuracy_change(row: ComparisonRow, task: str) -> tuple[float, float] | Non
 
 
 def _accuracy(data: ReportData) -> ReportFigure | None:
-    rows = data.base_rows()
-    task = next((row.tasks[0] for row in rows if row.tasks), DEFAULT_TASK)
+    rows, task = data.base_rows(), data.task
     lines: dict[tuple[object, ...], Line] = {}  # equal points of a base model stand once
     for index, row in enumerate(rows):
         for setting, score in row.settings_scored(task).items():

@@ -21,14 +21,8 @@ from umim_core.config.model_base import validated
 from umim_core.errors import ConfigError
 from umim_core.store.artifacts import read_json
 
-_STEP = {
-    "max_steps": 2,
-    "batch_size": 2,
-    "learning_rate": 0.01,
-    "validate_every": 1,
-    "validation_rows": 4,
-    "checkpoint_every": 1,
-}
+_STEP = {"max_steps": 2, "batch_size": 2, "learning_rate": 0.01, "validate_every": 1}
+_STEP |= {"validation_rows": 4, "checkpoint_every": 1}
 
 
 def fields(checkpoint: Path, data: Path, **changes: Any) -> dict[str, Any]:

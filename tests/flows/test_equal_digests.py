@@ -14,25 +14,15 @@ from support.small_recipe import RECIPE, write_recipe
 from support.source_tree import ROOT
 from support.tracked_runs import runs_of
 
-_STEP = {
-    "max_steps": 3,
-    "batch_size": 2,
-    "learning_rate": 0.002,
-    "validate_every": 1,
-    "validation_rows": 2,
-    "checkpoint_every": 2,
-}
+_STEP = {"max_steps": 3, "batch_size": 2, "learning_rate": 0.002, "validate_every": 1}
+_STEP |= {"validation_rows": 2, "checkpoint_every": 2}
+_OTHER = {"backbone": "umim-docs-gpt2", "tau": 8, "containment": "keep"}
 FIELDS = {
     "seed": 5,
     "corpus": RECIPE["corpus"] | {"train_tokens": 60000},
     "cells": [
         {"backbone": "umim-docs-llama", "tau": 5, "adapt": True},
-        {
-            "backbone": "umim-docs-gpt2",
-            "tau": 8,
-            "containment": "keep",
-            "module_positions": "learned",
-        },
+        {**_OTHER, "module_positions": "learned"},
     ],
     "distill": _STEP,
     "adapt": {
@@ -90,7 +80,6 @@ def test_one_seed_leaves_the_same_artifacts_and_object_storage_holds_them(tmp_pa
 
 
 RUNS = 8
-KINDS = ("pipeline", "stage")
 STAGES = {
     "corpus", "task", "tokenize", "count", "filter", "distill", "evaluate", "task-score", "report",
 }  # fmt: skip
@@ -117,7 +106,8 @@ def test_eight_pipelines_at_once_share_a_store_that_none_has_made(tmp_path: Path
 
     runs = runs_of(f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert {run.info.status for run in runs} == {"FINISHED"}
-    pipelines, stages = ([r for r in runs if r.data.tags["umim.kind"] == kind] for kind in KINDS)
+    kinds = ("pipeline", "stage")
+    pipelines, stages = ([r for r in runs if r.data.tags["umim.kind"] == kind] for kind in kinds)
     names = sorted(run.data.tags["umim.recipe"] for run in pipelines)
     assert names == [f"run-{number}" for number in range(RUNS)]
     assert len(stages) == sum(map(len, held)), "one for each artifact of each root"

@@ -114,13 +114,8 @@ def test_an_error_that_says_what_to_do_is_logged_without_traceback(
 def test_a_dry_run_refuses_a_backbone_that_does_not_exist(
     tmp_path: Path, backbone: str, remedy: str
 ) -> None:
-    done = flows("run", str(own_recipe(tmp_path, backbone)), "--dry-run")
+    recipe = least_recipe(cells=[{"backbone": backbone}])
+    (tmp_path / "own.yaml").write_text(recipe.model_dump_json(exclude_unset=True), "utf-8")
+    done = flows("run", str(tmp_path / "own.yaml"), "--dry-run")
     assert isinstance(done.exception, BackboneError)
     assert repr(backbone) in str(done.exception) and done.exception.remedy == remedy
-
-
-def own_recipe(folder: Path, backbone: str) -> Path:
-    path = folder / "own.yaml"
-    recipe = least_recipe(cells=[{"backbone": backbone}])
-    path.write_text(recipe.model_dump_json(exclude_unset=True), encoding="utf-8")
-    return path

@@ -40,13 +40,6 @@ def stand_in(name: str, base: Path) -> str:
     return str(folder)
 
 
-def text_files(base: Path) -> dict[str, object]:
-    path = base / "text.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    source = {"kind": "text", "paths": [str(path)]}
-    return {"kind": "files", "train": source, "valid": source, "test": source}
-
-
 def questions(raw: dict[str, object], base: Path) -> dict[str, object]:
     path = base / "questions.jsonl"
     lines = [json.dumps({"text": f"{PHRASES[0] * 4}Which is number {i}?"}) for i in range(80)]
@@ -65,9 +58,13 @@ def shrunk(recipe: Recipe, base: Path) -> dict[str, object]:
             changes |= {"min_probability": 3e-5, "confidence_tokens": 2000}
         cell |= changes
     generated = raw["corpus"]["kind"] == "generated"
+    text = base / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    source = {"kind": "text", "paths": [str(text)]}
+    files = {"kind": "files", **dict.fromkeys(("train", "valid", "test"), source)}
     steps = {"max_steps": 2, "validate_every": 1, "checkpoint_every": 1, "validation_rows": 4}
     raw |= {
-        "corpus": questions(raw["corpus"], base) if generated else text_files(base),
+        "corpus": questions(raw["corpus"], base) if generated else files,
         "segment_length": 32,
         "distill": raw["distill"] | steps | {"batch_size": 2 * max(1, workers)},
         "task": None,

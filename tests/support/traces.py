@@ -24,20 +24,15 @@ CANARIES: Mapping[str, str] = {
 
 def traces(folders: Iterable[Path], secrets: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return (secret's name, file) for every file that holds a secret, plain or in base64."""
-    found = []
+    found, forms = [], {}
+    for name, secret in secrets.items():
+        forms[name] = (secret.encode(), base64.b64encode(secret.encode()).rstrip(b"="))
     for folder in folders:
         for path in [folder] if folder.is_file() else sorted(folder.rglob("*")):
             with suppress(OSError):  # sockets, and files of processes that are just ending
                 data = path.read_bytes() if path.is_file() else b""
-                found += [
-                    (name, str(path)) for name, secret in secrets.items() if _in(secret, data)
-                ]
+                found += [(n, str(path)) for n in forms if any(form in data for form in forms[n])]
     return found
-
-
-def _in(secret: str, data: bytes) -> bool:
-    plain = secret.encode()
-    return plain in data or base64.b64encode(plain).rstrip(b"=") in data
 
 
 class Descendants:
@@ -63,15 +58,11 @@ class Descendants:
 
     def _watch(self) -> None:
         while not self._done.wait(1.0):
-            self.look()
-
-    def look(self) -> None:
-        """Add what is there now."""
-        self.sockets |= set(listening_addresses())
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                self.command_lines.add(" ".join(process.cmdline()))
-                if process not in self._seen:
-                    self._seen.add(process)
-                    inherited = process.environ()
-                    self.values |= {inherited[v] for v in self._variables if v in inherited}
+            self.sockets |= set(listening_addresses())
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    self.command_lines.add(" ".join(process.cmdline()))
+                    if process not in self._seen:
+                        self._seen.add(process)
+                        inherited = process.environ()
+                        self.values |= {inherited[v] for v in self._variables if v in inherited}

@@ -173,9 +173,15 @@ def test_a_node_that_is_late_is_a_typed_error_leaves_no_process_and_may_be_tried
 
 
 def test_what_ray_raises_as_it_starts_is_a_typed_error() -> None:
-    for raised in (Exception, RuntimeError, ray.exceptions.RaySystemError):
-        with pytest.raises(ClusterError, match="late"):
-            require_started(raised("late"), "local")
+    for raised, again in (
+        (Exception("timed out"), True),
+        (Exception("full"), False),
+        (RuntimeError("timed out"), False),
+        (ray.exceptions.RaySystemError("full"), False),
+    ):
+        with pytest.raises(ClusterError, match=str(raised)) as caught:
+            require_started(raised, "local")
+        assert caught.value.remedy.startswith("Run the same command again") is again
     with pytest.raises(KeyError, match="late"):
         require_started(KeyError("late"), "local")
 
