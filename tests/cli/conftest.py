@@ -1,12 +1,15 @@
-"""The command ``umim`` in this process, with an artifact root of its own."""
+"""The command ``umim`` in this process, an artifact root of its own, and a folder to work in."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support.command_line import Umim, console
+
+SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 
 
 @pytest.fixture
@@ -15,3 +18,22 @@ def umim(
 ) -> Umim:
     monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
     return console(monkeypatch, capsys)
+
+
+@pytest.fixture
+def workplace(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_checkpoint: Path,
+    tokenizer_folder: Path,
+) -> Path:
+    """The current folder: a checkpoint, its model, rules, a tokenizer, a text that holds them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoint").symlink_to(tiny_checkpoint)
+    (tmp_path / "model").symlink_to(tiny_checkpoint.parent / "backbone")
+    (tmp_path / "tokenizer").symlink_to(tokenizer_folder)
+    (tmp_path / "rules").symlink_to(tiny_checkpoint / "rules")
+    chosen = np.random.default_rng(7).integers(0, len(SPANS), 300)
+    words = [f"w{token}" for number in chosen for token in (*SPANS[number], 10 + number)]
+    (tmp_path / "a.txt").write_text(" ".join(words))
+    return tmp_path

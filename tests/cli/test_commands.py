@@ -129,7 +129,7 @@ def test_ppl_of_prompts_merges_as_generate_does(
 def test_bench_measures_and_says_whether_it_pays(umim: Umim, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Return the value of the parameter, or None if it is not set. " * 60)
-    quick = "bench --lengths 64 --new-tokens 3 --pairs 1 --warmup 0 -c umim-docs-llama --device cpu"
+    quick = "bench --lengths 64 --new-tokens 3 --pairs 1 -c umim-docs-llama --device cpu"
     called = (*quick.split(), "--text", text)
     options = ("--batch-sizes", "1,2", "--reductions", "0.25,0.5")
     found = document(umim(*called, *options, "--json"))
@@ -163,21 +163,21 @@ def test_demo_asks_both_sides_three_questions(
     found = umim("demo", "--pairs", "1")
     assert found.code == 0, found.err
     file = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
-    assert f"Tools are left out: SmolLM2-135M cannot call them. They come first with {file}" in (
-        found.out
-    )
-    assert [int(n) for n in re.findall(r"^(\d)\. ", found.out, re.MULTILINE)] == [1, 2, 3]
+    assert f"SmolLM2-135M cannot call them. They come first with {file}" in found.out
     start = found.out.partition("... the first")[0]
     assert re.search(r"\[ \w+ \w+", start)  # a merged span, where there are no colours
-    assert len(re.findall(r"^   (?:base|UMIM)  \S", found.out, re.MULTILINE)) == 6
-    verdicts = r"\[(?:the same answer|other words, both right|DIFFERENT: [\w ]+)\]"
-    assert len(re.findall(verdicts, found.out)) == 3
-    assert re.search(r"its KV cache +[\d.]+ MiB +[\d.]+ MiB", found.out)
-    assert re.search(r"first tokens after it +[\d.]+ s +[\d.]+ s", found.out)
-    assert re.search(
-        r"[\d.]+ times as fast \([\d.]+ to [\d.]+ in 1 pairs; \d+% fewer units are", found.out
-    )
-    assert "; merge prompt, raw tail 16" in found.out
+    verdicts = r"(?:the same answer|other words, both right|DIFFERENT: [\w ]+)"
+    for count, line in (
+        (3, rf"\d\. .*   \[{verdicts}\]"),
+        (6, r"   (?:base|UMIM)  \S.*"),
+        (1, r"to read the document +[\d.]+ s +[\d.]+ s"),
+        (1, r"first tokens after it +[\d.]+ s +[\d.]+ s"),
+        (1, r"units +[\d,]+ +[\d,]+"),
+        (1, r"its KV cache +[\d.]+ MiB +[\d.]+ MiB"),
+        (1, r"[\d.]+ times as fast \([\d.]+ to [\d.]+ in 1 pairs; \d+% fewer units are .*"),
+        (1, r"frozen .*; merge prompt, raw tail 16"),
+    ):
+        assert len(re.findall(f"^{line}$", found.out, re.MULTILINE)) == count, line
     (tmp_path / file).write_text("no model")
     assert file in umim("demo", "--pairs", "1").err  # tools come first
     loaded: list[object] = []
@@ -225,16 +225,18 @@ def test_the_document_of_demo_holds_what_was_measured(
         assert (answer["verdict"] == "the same answer") is (answer["base"] == answer["umim"])
 
 
-def test_answers_of_demo_are_compared() -> None:
-    sides = ("Red bus.", "Blue bus."), ("The bus is red.", "It is red.")
-    found = [verdict(base, ours, "red bus") for base in sides[0] for ours in sides[1]]
-    assert verdict("Red.", "Red.", "red") == "the same answer"
-    assert found == [
-        "other words, both right",
-        "DIFFERENT: UMIM is wrong",
-        "DIFFERENT: the base model is wrong",
-        "DIFFERENT: both are wrong",
-    ]
+@pytest.mark.parametrize(
+    ("base", "ours", "said"),
+    [
+        ("Red.", "Red.", "the same answer"),
+        ("Red bus.", "The bus is red.", "other words, both right"),
+        ("Red bus.", "It is red.", "DIFFERENT: UMIM is wrong"),
+        ("Blue bus.", "The bus is red.", "DIFFERENT: the base model is wrong"),
+        ("Blue bus.", "It is red.", "DIFFERENT: both are wrong"),
+    ],
+)
+def test_answers_of_demo_are_compared(base: str, ours: str, said: str) -> None:
+    assert verdict(base, ours, "red bus") == said
 
 
 @pytest.mark.full
@@ -248,28 +250,19 @@ def test_the_default_checkpoint_answers_rightly(umim: Umim) -> None:
 
 @pytest.mark.parametrize("root_is_writable", [True, False])
 def test_init_gives_the_last_embedding_and_what_generates(
-    umim: Umim,
-    tiny_checkpoint: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    tmp_path: Path,
-    root_is_writable: bool,
+    umim: Umim, workplace: Path, root_is_writable: bool
 ) -> None:
-    fingerprint, out = tokenizer_fingerprint(tiny_tokenizer), tmp_path / "start"
-    RuleSet.from_spans([(1, 2), (3, 4, 5)], tokenizer_fingerprint=fingerprint).save(
-        tmp_path / "rules"
-    )
-    model = tiny_checkpoint.parent / "backbone"
     if not root_is_writable:  # that costs the name alone
-        (tmp_path / "root").write_text("")
-    done = umim("init", model, "--rules", tmp_path / "rules", "--out", out)
+        (workplace / "root").write_text("")
+    done = umim("init", "model", "--rules", "rules", "--out", "start")
     assert done.code == 0, done.err
     assert ("name:" in done.out) == root_is_writable
-    checkpoint, backbone, span = Checkpoint.load(out), load_backbone(str(model)), [[3, 4, 5]]
+    checkpoint, backbone, span = Checkpoint.load("start"), load_backbone("model"), [[3, 4, 5]]
     made = checkpoint.module(backbone.embed(torch.tensor(span)), torch.tensor([3]))
     assert torch.equal(made, backbone.embed(torch.tensor(span))[:, -1])
     assert checkpoint.config.training["steps"] == 0
     command = next(shlex.split(line) for line in done.out.splitlines() if "umim generate" in line)
-    assert umim(*command[1:3], "-c", out, "--max-new-tokens", 2).code == 0
+    assert umim(*command[1:3], "-c", "start", "--max-new-tokens", 2).code == 0
 
 
 PLAIN = ("--segment-length", 20, "--tau", 3, "--overlap", "none", "--containment", "keep")
@@ -378,42 +371,35 @@ def folder(
     return tmp_path
 
 
-def test_json_describes_the_rules(umim: Umim, folder: Path) -> None:
+def test_json_describes_the_rules_of_a_directory_or_a_checkpoint(
+    umim: Umim, folder: Path, tiny_llama
+) -> None:
     rules = RuleSet.load("rules")
-    found = document(umim("rules", "rules", "--json"))
+    Checkpoint.of(fresh_model(tiny_llama, rules)).save("checkpoint")
+    found = document(umim("rules", "checkpoint", "--json"))
+    assert found | {"directory": "rules"} == document(umim("rules", "rules", "--json"))
     assert (found["rules"], found["orders"]) == (4, {"2": 2, "3": 1, "4": 1})
-    assert (found["tau"], found["segment_length"]) == (5, 8)
-    assert (found["overlap"], found["containment"]) == ("greedy", "drop")
-    assert found["tokenizer_fingerprint"] == rules.origin.tokenizer_fingerprint
-    assert (found["corpus_digest"], found["digest"]) == ("c" * 64, rules.digest)
-    assert (found["source"], found["min_documents"]) == ("frequency", 2)
-    assert found["infix_free"] is True
-    assert (found["heldout"], found["leaks"]) == (None, None)
+    assert rules.origin.record().items() <= found.items()
+    assert (found["tau"], found["digest"]) == (5, rules.digest)
+    assert (found["infix_free"], found["heldout"], found["leaks"]) == (True, None, None)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "documents"),
+    ("options", "documents"),
     [
-        (["--heldout", "ids.npy"], None),
-        (["--heldout", "a.txt", "--heldout", "b.txt", "--tokenizer", "tokenizer"], 2),
-        (["--heldout", "[ab].txt", "--tokenizer", "tokenizer"], 2),
-        (["--heldout", "rows.jsonl", "--field", "body", "--tokenizer", "tokenizer"], 1),
+        ("--heldout ids.npy", None),
+        ("--heldout a.txt --heldout b.txt --tokenizer tokenizer", 2),
+        ("--heldout [ab].txt --tokenizer tokenizer", 2),
+        ("--heldout rows.jsonl --field body --tokenizer tokenizer", 1),
     ],
 )
 def test_held_out_text_is_measured(
-    umim: Umim, folder: Path, arguments: list[str], documents: int | None
+    umim: Umim, folder: Path, options: str, documents: int | None
 ) -> None:
-    found = document(umim("rules", "rules", *arguments, "--json"))["heldout"]
-    assert isinstance(found, dict)
-    assert found["documents"] == documents
-    assert found["segment_length"] == 8
-    spans = {"2": 4, "3": 2, "4": 0}
-    assert found["coverage"] == {
-        "tokens": 16,
-        "segments": 2,
-        "token_reduction": 0.5,
-        "spans": spans,
-    }
+    found = document(umim("rules", "rules", *options.split(), "--json"))["heldout"]
+    assert (found["documents"], found["segment_length"]) == (documents, 8)
+    sizes = {"tokens": 16, "segments": 2, "token_reduction": 0.5}
+    assert found["coverage"] == {**sizes, "spans": {"2": 4, "3": 2, "4": 0}}
 
 
 def test_the_table_shows_orders_spans_and_the_reduction(umim: Umim, folder: Path) -> None:
@@ -425,14 +411,6 @@ def test_the_table_shows_orders_spans_and_the_reduction(umim: Umim, folder: Path
     assert ["40", "2", "w2·w1"] in rows
     assert "16 tokens in 2 segments of 8\n" in result.out
     assert "Token reduction 50.00% by 6 merged spans: 2-grams 66.7%, 3-grams 33.3%" in result.out
-
-
-def test_a_checkpoint_shows_the_rules_inside(
-    umim: Umim, folder: Path, tiny_llama, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    rules = ruleset(COUNTED, tokenizer_fingerprint(tiny_tokenizer))
-    Checkpoint.of(fresh_model(tiny_llama, rules)).save("checkpoint")
-    assert document(umim("rules", "checkpoint", "--json"))["digest"] == rules.digest
 
 
 def test_a_scan_lists_leaks_and_fails(

@@ -169,31 +169,34 @@ def test_figures_add_up_and_unusable_rows_are_told_without_their_text(
     assert "It pays: " in page.read_text()
 
 
-def test_what_a_call_must_spell_is_no_saving_as_it_never_merges(
-    umim: Umim, word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast], tmp_path: Path
-) -> None:
+# A text, whose it is, its tokens, and the share that spans of 16 save.
+RAW_PARTS = (
     # {"parameters": {}, "name": " | a b c d ", | "description": " a b c d "}    4, 5 and 7 tokens
-    text = " a b c d "
-    schema = json.dumps({"parameters": {}, "name": text, "description": text})
-    word_tokenizer(["<eos>", *dict.fromkeys(schema.split())]).save_pretrained(tmp_path / "words")
-    (tmp_path / "a.jsonl").write_text("\n".join([schema] * 20))
-    options = ("--tokenizer", tmp_path / "words", "--json")
-    result = document(umim("report", tmp_path / "a.jsonl", *options))
-    assert result["tokens"] == {"tools": {"json": 20 * 16}}
-    assert {s["roles"]["tools"] for s in result["savings"] if s["longest"] == 16} == {(3 + 6) / 16}
-
-
-def test_what_answers_repeat_of_json_is_no_saving_as_it_never_merges(
-    umim: Umim, word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast], tmp_path: Path
-) -> None:
+    (
+        '{"parameters": {}, "name": " a b c d ", "description": " a b c d "}',
+        *("tools", 16, (3 + 6) / 16),
+    ),
     # {"a": " | w x | ", "b b b": " | y z | "}    2, 2, 5, 2 and 1 tokens
-    row = '{"a": " w x ", "b b b": " y z "}'
-    word_tokenizer(["<eos>", *dict.fromkeys(row.split())]).save_pretrained(tmp_path / "words")
-    (tmp_path / "a.jsonl").write_text("\n".join([row] * 20))
+    ('{"a": " w x ", "b b b": " y z "}', "tool", 12, (1 + 4) / 12),
+)
+
+
+@pytest.mark.parametrize(("text", "role", "tokens", "saved"), RAW_PARTS)
+def test_what_calls_spell_and_answers_repeat_is_no_saving_as_it_never_merges(
+    umim: Umim,
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+    tmp_path: Path,
+    text: str,
+    role: str,
+    tokens: int,
+    saved: float,
+) -> None:
+    word_tokenizer(["<eos>", *dict.fromkeys(text.split())]).save_pretrained(tmp_path / "words")
+    (tmp_path / "a.jsonl").write_text("\n".join([text] * 20))
     options = ("--tokenizer", tmp_path / "words", "--json")
     result = document(umim("report", tmp_path / "a.jsonl", *options))
-    assert result["tokens"] == {"tool": {"json": 20 * 12}}
-    assert {s["all"] for s in result["savings"] if s["longest"] == 16} == {(1 + 4) / 12}
+    assert result["tokens"] == {role: {"json": 20 * tokens}}
+    assert {s["roles"][role] for s in result["savings"] if s["longest"] == 16} == {saved}
 
 
 def test_a_warm_prefix_cache_serves_whole_blocks_of_what_came_before(

@@ -10,51 +10,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe_files import load_any_recipe
-from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import directory_digest
 
-SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 TINY = ("--segment-length", "16", "--batch-size", "4", "--steps", "6")
 
 
-@pytest.fixture(scope="module")
-def folder(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_checkpoint: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> Path:
-    """A model, rules for it, and a text in which they occur."""
-    place = tmp_path_factory.mktemp("own")
-    (place / "model").symlink_to(tiny_checkpoint.parent / "backbone")
-    fingerprint = tokenizer_fingerprint(tiny_tokenizer)
-    RuleSet.from_spans(SPANS, tokenizer_fingerprint=fingerprint).save(place / "rules")
-    chosen = np.random.default_rng(7).integers(0, len(SPANS), 300)
-    words = [f"w{token}" for number in chosen for token in (*SPANS[number], 10 + number)]
-    (place / "text.txt").write_text(" ".join(words), encoding="utf-8")
-    return place
-
-
-def train(umim: Umim, folder: Path, *more: object) -> Result:
-    return umim("train", folder / "model", folder / "text.txt", "--rules", folder / "rules", *more)
+def train(umim: Umim, *more: object) -> Result:
+    return umim("train", "model", "a.txt", "--rules", "rules", *more)
 
 
 def test_a_training_is_found_again_and_the_next_commands_are_printed(
-    umim: Umim, folder: Path, tmp_path: Path
+    umim: Umim, workplace: Path
 ) -> None:
-    out = tmp_path / "trained"
+    out = workplace / "trained"
     command = (*TINY, "--out", out, "--kind", "text")
-    begun = train(umim, folder, *command, "--json")
+    begun = train(umim, *command, "--json")
     assert begun.code == 0, begun.err
     forecast = r"6 steps of 4 rows and 6 validations .*: about \S+ s a step and .* in all"
     assert re.search(forecast, begun.err)
     written = (out / "manifest.json").stat().st_mtime_ns
-    done = train(umim, folder, *command)
+    done = train(umim, *command)
     commands = [shlex.split(line) for line in done.out.splitlines() if line.startswith("  ")]
     assert [command[0] for command in commands] == ["umim", "lm_eval", "python"]
     assert commands[1][1:5] == ["--model", "umim", "--model_args", f"checkpoint={out}"]
@@ -64,70 +43,59 @@ def test_a_training_is_found_again_and_the_next_commands_are_printed(
     assert shown.code == 0
     config = Checkpoint.load(out).config
     assert config.training["steps"] == 6
-    assert config.backbone == str((folder / "model").resolve())
+    assert config.backbone == str((workplace / "model").resolve())
     recipe = load_any_recipe(Path(commands[2][-1]))
     assert [cell.rules for cell in recipe.cells] == [str(out / "checkpoint" / "rules")] * 2
-    assert json.loads(train(umim, folder, *command, "--json").out) == json.loads(begun.out)
+    assert json.loads(train(umim, *command, "--json").out) == json.loads(begun.out)
     assert (out / "manifest.json").stat().st_mtime_ns == written
-    other = train(umim, folder, *command, "--seed", 1)
+    other = train(umim, *command, "--seed", 1)
     assert other.code == 1
     assert "must be the result of this very call" in other.err
 
 
-class Interrupt(logging.Handler):
-    """Ctrl-C when a message is logged."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__()
-        self._message = message
-
-    def handle(self, record: logging.LogRecord) -> bool:
-        if record.getMessage().startswith(self._message):
-            raise KeyboardInterrupt
-        return True
+def interrupt(record: logging.LogRecord) -> bool:
+    """Press Ctrl-C at the fourth step."""
+    if record.getMessage().startswith("step 4:"):
+        raise KeyboardInterrupt
+    return True
 
 
 def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
-    umim: Umim, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    umim: Umim, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logger = logging.getLogger("umim.train")
     monkeypatch.setattr(logger, "level", logging.INFO)
-    handler = Interrupt("step 4:")
-    logger.addHandler(handler)
+    logger.addFilter(interrupt)
     options = (*TINY, "--rule-rows", 2)
-    stopped = train(umim, folder, *options, "--out", tmp_path / "trained")
-    logger.removeHandler(handler)
+    stopped = train(umim, *options, "--out", workplace / "trained")
+    logger.removeFilter(interrupt)
     assert stopped.code == 130
     assert "the same command goes on" in stopped.err
-    other = train(umim, folder, *options, "--out", tmp_path / "trained", "--seed", 1)
+    other = train(umim, *options, "--out", workplace / "trained", "--seed", 1)
     assert "got work with other settings or inputs" in other.err
-    tokens = tmp_path / "trained.partial" / "whole" / "tokens" / "train.npy"
+    tokens = workplace / "trained.partial" / "whole" / "tokens" / "train.npy"
     whole = tokens.read_bytes()
     np.save(tokens, np.full(64, 1 << 18, np.uint32))
-    damaged = train(umim, folder, *options, "--out", tmp_path / "trained")
+    damaged = train(umim, *options, "--out", workplace / "trained")
     assert damaged.code == 1 and "token ids must lie in 0..262143" in damaged.err
     tokens.write_bytes(whole)
-    resumed = train(umim, folder, *options, "--out", tmp_path / "trained")
+    resumed = train(umim, *options, "--out", workplace / "trained")
     assert "resuming at step 3" in resumed.err
     assert "3 steps of 4 rows and 3 validations" in resumed.err
-    train(umim, folder, *options, "--out", tmp_path / "whole")
-    assert bool(Checkpoint.load(tmp_path / "whole").module.rows.table.any())
-    digests = {directory_digest(tmp_path / x / "checkpoint") for x in ("trained", "whole")}
+    train(umim, *options, "--out", workplace / "whole")
+    assert bool(Checkpoint.load(workplace / "whole").module.rows.table.any())
+    digests = {directory_digest(workplace / x / "checkpoint") for x in ("trained", "whole")}
     assert len(digests) == 1
 
 
-def test_a_checkpoint_is_trained_further_in_its_form(
-    umim: Umim, folder: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_trained_further_in_its_form(umim: Umim, workplace: Path) -> None:
     form = ("--residual", "last", "--unit-positions", "preserved", "--adapter-rank", 2)
-    first, second = tmp_path / "first", tmp_path / "second"
+    first, second = workplace / "first", workplace / "second"
     plain = ("--learning-rate", 8e-4, "--prompt-rows", 0, "--copy-rows", 0)
-    begun = train(umim, folder, *TINY, *form, *plain, "--out", first, "--json")
-    refused = train(
-        umim, folder, *TINY, "--residual", "exponential", "--start", first, "--out", second
-    )
+    begun = train(umim, *TINY, *form, *plain, "--out", first, "--json")
+    refused = train(umim, *TINY, "--residual", "exponential", "--start", first, "--out", second)
     assert refused.code == 1 and "a module that is trained further keeps its form" in refused.err
-    done = train(umim, folder, *TINY, *plain, "--start", first, "--out", second, "--json")
+    done = train(umim, *TINY, *plain, "--start", first, "--out", second, "--json")
     assert done.code == 0
     one, two = Checkpoint.load(first), Checkpoint.load(second)
     assert two.config.form() == one.config.form() and two.config.adapter_rank == 2

@@ -1,21 +1,24 @@
-"""Models that the servers of tests serve: an embedded one, and one with rows for spans."""
+"""Models of tests, an embedded one and one with rows for spans, and the servers of both."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from support.command_line import run_main
 from support.exported_models import SPANS, Exported
-from support.servers import CHATML, QUESTIONS
+from support.served_models import engine_server, exported_server, gateway
+from support.servers import CHATML, QUESTIONS, in_thread
 from support.source_tree import ROOT
 from umim_core import UMIM
-from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
@@ -54,6 +57,35 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder)
     PromptMerger(rules, size, 4).write(folder)
     return folder
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server of tests: its address, the model that answers, and the address that reads ids."""
+
+    url: str
+    backbone: Backbone
+    upstream: str
+
+
+@pytest.fixture(scope="session")
+def servers(umim: UMIM, export: Path) -> Iterator[dict[str, Server]]:
+    behind = exported_server(export)
+    with (
+        in_thread(engine_server(umim).app(None)) as url,
+        in_thread(behind.app(None)) as upstream,
+        in_thread(gateway(upstream + "/v1/", export).app(None)) as front,
+    ):
+        served: Any = behind.engine
+        yield {
+            "umim serve": Server(url, umim.backbone, url),
+            "gateway": Server(front, served._served.backbone, upstream),
+        }
+
+
+@pytest.fixture(params=["umim serve", "gateway"])
+def server(servers: dict[str, Server], request: pytest.FixtureRequest) -> Server:
+    return servers[request.param]
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -187,22 +188,14 @@ def test_streams_whose_clients_leave_free_their_rows(server: Served) -> None:
 def test_long_prompts_are_refused_while_others_are_answered(
     server: Served, path: str, body: bytes
 ) -> None:
-    with watched(server, f"{len(body)} bytes"):
-        answers: list[httpx.Response] = []
-        asking = [
-            threading.Thread(
-                target=lambda: answers.append(HTTP.post(server.url + path, content=body))
-            )
-            for _ in range(4)
-        ]
-        for thread in asking:
-            thread.start()
+    with watched(server, f"{len(body)} bytes"), ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(HTTP.post, server.url + path, content=body) for _ in range(4)]
         slowest = 0.0
-        while any(thread.is_alive() for thread in asking):
+        while not all(one.done() for one in asking):
             began = time.monotonic()
             small = {"prompt": "a", "max_tokens": 1}
             assert HTTP.post(server.url + COMPLETIONS, json=small).status_code == 200
             slowest = max(slowest, time.monotonic() - began)
         print(f"others: {slowest:.2f} s at most")
         assert slowest < HEALTH_SECONDS
-    assert {answer.status_code for answer in answers} == {400}
+    assert {one.result().status_code for one in asking} == {400}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import httpx
@@ -21,8 +20,8 @@ from support.servers import (
     QUESTIONS,
     in_thread,
     metric,
-    piece,
     post,
+    stream,
     wait_for,
 )
 from umim_core import UMIM
@@ -40,21 +39,14 @@ CLIENTS: Final = 32
 def test_a_long_prompt_holds_nobody(umim: UMIM) -> None:
     """It is read while others are answered, and their own long ones are refused unread."""
     long = "word " * 30_000  # would take a second
-    with in_thread(engine_server(umim).app(None)) as url:
+    with in_thread(engine_server(umim).app(None)) as url, ThreadPoolExecutor(4) as pool:
         post(url, COMPLETIONS, prompt="a", max_tokens=1)  # the first one is slow
-        answers: list[int] = []
-
-        def ask() -> None:
-            answers.append(post(url, COMPLETIONS, prompt=long, max_tokens=1).status_code)
-
-        asking = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in asking:
-            thread.start()
-        while any(thread.is_alive() for thread in asking):
+        asking = [pool.submit(post, url, COMPLETIONS, prompt=long, max_tokens=1) for _ in range(4)]
+        while not all(one.done() for one in asking):
             began = time.process_time()  # what a busy machine does to others is no fault
             assert post(url, COMPLETIONS, prompt="a", max_tokens=1).status_code == 200
             assert time.process_time() - began < 2
-        assert answers == [400] * 4
+        assert [one.result().status_code for one in asking] == [400] * 4
 
 
 @pytest.mark.parametrize(
@@ -141,25 +133,17 @@ def test_a_client_that_goes_frees_its_row(umim: UMIM, streamed: bool) -> None:
 
 def test_too_many_requests_are_told_to_come_again(umim: UMIM) -> None:
     held = engine_server(umim, sizes=BatchSizes(max_rows=1, max_waiting=1))
-    gate = Gate(held)
-    answers: list[int] = []
-
-    def ask() -> None:
-        answers.append(post(url, COMPLETIONS, prompt=PROMPT, max_tokens=3).status_code)
-
-    with in_thread(held.app(None)) as url:
-        asking = [threading.Thread(target=ask) for _ in range(2)]
-        for thread, waiting in zip(asking, (0, 1), strict=True):
-            thread.start()
+    gate, asking = Gate(held), list[Any]()
+    with in_thread(held.app(None)) as url, ThreadPoolExecutor(2) as pool:
+        for waiting in (0, 1):
+            asking.append(pool.submit(post, url, COMPLETIONS, prompt=PROMPT, max_tokens=3))
             wait_for(url, "umim_rows_running", 1)
             wait_for(url, "umim_requests_waiting", waiting)
         answer = post(url, COMPLETIONS, prompt=PROMPT)
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
         assert answer.json()["error"]["code"] == "overloaded"
         gate.open()
-        for thread in asking:
-            thread.join(120)
-    assert answers == [200, 200]
+        assert [one.result().status_code for one in asking] == [200, 200]
 
 
 def test_few_requests_pass_one_that_needs_more_rows(umim: UMIM) -> None:
@@ -171,20 +155,15 @@ def test_few_requests_pass_one_that_needs_more_rows(umim: UMIM) -> None:
         order.append(name)
 
     gate = Gate(held)
-    with in_thread(held.app(None)) as url:
-        threads = [threading.Thread(target=ask, args=("long",), kwargs={"max_tokens": 40})]
-        threads[0].start()
+    with in_thread(held.app(None)) as url, ThreadPoolExecutor(32) as pool:
+        pool.submit(ask, "long", max_tokens=40)
         wait_for(url, "umim_rows_running", 1)
-        four = {"n": 4, "temperature": 1, "seed": 0}
-        threads.append(threading.Thread(target=ask, args=("four",), kwargs=four))
-        threads[-1].start()
+        pool.submit(ask, "four", n=4, temperature=1, seed=0)
         wait_for(url, "umim_requests_waiting", 1)
         for _ in range(30):
-            threads.append(threading.Thread(target=ask, args=("one",)))
-            threads[-1].start()
+            pool.submit(ask, "one")
         gate.open()
-        for thread in threads:
-            thread.join(120)
+        pool.shutdown()
         before = order[: order.index("four")]
         assert 0 < before.count("one") <= 16 + 4
 
@@ -202,7 +181,7 @@ def test_without_memory_only_the_requests_concerned_fail(umim: UMIM, kind: str) 
     forwards: list[int] = []  # rows of each
     body = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}
     answers: list[httpx.Response] = []
-    with in_thread(full.app(None)) as url:
+    with in_thread(full.app(None)) as url, ThreadPoolExecutor(1) as pool:
 
         def fail(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             forwards.append(len(inputs[0]))
@@ -220,11 +199,10 @@ def test_without_memory_only_the_requests_concerned_fail(umim: UMIM, kind: str) 
             assert kept.bytes == metric(url, "umim_rows_running") == 0
             # The seed of two rows that last: without one either may end before its fourth token.
             two = {**body, "n": 2, "max_tokens": 900, "temperature": 1, "seed": 0}
-            asking = threading.Thread(target=lambda: answers.append(post(url, COMPLETIONS, **two)))
-            asking.start()
+            asking = pool.submit(post, url, COMPLETIONS, **two)
             wait_for(url, "umim_rows_running", 2)
             after = post(url, COMPLETIONS, **body)
-            asking.join(120)
+            answers.append(asking.result())
         finally:
             hook.remove()
         assert forwards[10] == 2
@@ -248,23 +226,6 @@ def test_requests_that_fail_together_have_an_error_each(umim: UMIM) -> None:
     assert events[0] is not events[1] and not engine._running
 
 
-async def ask(client: httpx.AsyncClient, chat: list[dict[str, str]], seed: int) -> str:
-    """Text of a streamed answer; exactly one end is wanted."""
-    body = {"messages": chat, "max_tokens": 12, "temperature": 1.0, "seed": seed, "stream": True}
-    text, ends, done = "", 0, 0
-    async with client.stream("POST", CHAT, json=body) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        async for line in answer.aiter_lines():
-            if line == "data: [DONE]":
-                done += 1
-            elif line:
-                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-                text += piece(choice)
-                ends += choice["finish_reason"] is not None
-    assert (ends, done) == (1, 1)
-    return text
-
-
 def test_every_client_gets_its_own_answer(umim: UMIM) -> None:
     """Many at once, eight chats and seeds: no stream is lost, mixed or doubled."""
     words = ("axis", "shape", "dtype", "order", "value", "index", "array", "copy")
@@ -279,13 +240,12 @@ def test_every_client_gets_its_own_answer(umim: UMIM) -> None:
     ]
     assert len(set(texts)) == len(texts)
 
-    async def ask_all() -> list[str]:
-        bounds = httpx.Limits(max_connections=CLIENTS)
-        async with httpx.AsyncClient(base_url=url, timeout=600, limits=bounds) as client:
-            asking = [ask(client, chats[n % 8], n % 8) for n in range(CLIENTS)]
-            return await asyncio.gather(*asking)
+    def ask(number: int) -> str:
+        body = {"messages": chats[number % 8], "max_tokens": 12, "seed": number % 8}
+        return stream(url, CHAT, body)[0]
 
-    with in_thread(engine_server(umim, sizes=BatchSizes(kept_bytes=0)).app(None)) as url:
-        assert asyncio.run(ask_all()) == texts * (CLIENTS // 8)
+    served = engine_server(umim, sizes=BatchSizes(kept_bytes=0))
+    with in_thread(served.app(None)) as url, ThreadPoolExecutor(CLIENTS) as pool:
+        assert list(pool.map(ask, range(CLIENTS))) == texts * (CLIENTS // 8)
         assert metric(url, "umim_generated_tokens_total") <= CLIENTS * 12
         assert metric(url, "umim_rows_running") == 0

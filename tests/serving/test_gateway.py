@@ -212,8 +212,6 @@ def test_an_error_that_is_null_ends_no_stream(
 
 BOMB = gzip.compress(bytes(200 << 20))
 GZIP = b"content-encoding: gzip\r\n"
-
-
 ANSWERS: dict[str, tuple[bytes, bool]] = {  # and whether a stream is asked for
     "packed": (plain(BOMB, GZIP), False),
     "packed stream": (plain(BOMB, GZIP + b"content-type: text/event-stream\r\n"), True),
@@ -255,13 +253,8 @@ def models(*lengths: object) -> bytes:
 @pytest.mark.parametrize(
     ("answer", "model", "tokens"),
     [
-        (models(-5), None, 1024),
-        (models(0), None, 1024),
-        (models(True), None, 1024),
-        (models("9"), None, 1024),
-        (models(None), None, 1024),
-        (plain(b"<html>"), None, 1024),
-        (plain(b'{"data": 5}'), None, 1024),
+        *((models(length), None, 1024) for length in (-5, 0, True, "9", None)),
+        *((plain(body), None, 1024) for body in (b"<html>", b'{"data": 5}')),
         (b"HTTP/1.1 500 x\r\ncontent-length: 0\r\n\r\n", None, 1024),
         (b"garbage", None, 1024),
         (models(100), None, 100),
@@ -342,14 +335,8 @@ def test_every_request_has_a_bias_against_the_ids_of_spans(export: Path) -> None
     asked = {"prompt": [1], "logit_bias": {"7": 2.0, str(new[0]): 100}}
     bias = gate._masked(asked)["logit_bias"]
     assert bias == {"7": 2.0} | dict.fromkeys(map(str, new), -100.0)
-    listed = gate._masked({"logit_bias": [[5, False], [new[0], 100]]})["logit_bias"]
-    assert listed == [[5, False], *([token, -100.0] for token in new)]
     assert gateway("http://127.0.0.1:1", export)._masked(asked) == asked
-    for wrong in (
-        *({wrong: 200} for wrong in WRONG_IDS),
-        *([[wrong, 200]] for wrong in (*WRONG_IDS, 8192.0, True, None, "8192")),
-        *("5", 1, [5], [[5]], [{"5": 1}]),
-    ):
+    for wrong in (*({wrong: 200} for wrong in WRONG_IDS), "5", 1, [[5, 1]]):
         with pytest.raises(ApiError, match="logit_bias must be") as refused:
             gate._masked({"logit_bias": wrong})
         assert (refused.value.status, refused.value.param) == (400, "logit_bias")

@@ -6,13 +6,12 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -28,11 +27,6 @@ HEAD = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n"
 class Hasty(Connection):
     head_seconds = 1.0
     write_seconds = 0.3
-
-
-@asynccontextmanager
-async def nothing(app: Starlette) -> AsyncIterator[None]:
-    yield
 
 
 closed = threading.Event()
@@ -57,7 +51,7 @@ async def read(request: Request) -> Response:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     routes = [Route("/endless", streamed), Route("/read", read, methods=["POST"])]
-    app = guarded(routes, None, ServerMetrics(), nothing)
+    app = guarded(routes, None, ServerMetrics())
     with in_thread(app, connection=Hasty) as address:
         yield address
 
@@ -91,17 +85,15 @@ def test_a_reader_that_takes_nothing_is_given_up(
 
 
 def test_what_never_becomes_a_request_is_closed(url: str) -> None:
+    heads = (
+        b"",
+        b"GET /met",
+        HEAD + b"x: y\r\n",
+        HEAD + b"\r\n" + HEAD,  # an answered request, and half of another
+        b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nx",
+    )
     with ExitStack() as stack:
-        clients = {
-            sent: stack.enter_context(connected(url))
-            for sent in (
-                b"",
-                b"GET /met",
-                HEAD + b"x: y\r\n",
-                HEAD + b"\r\n" + HEAD,  # an answered request, and half of another
-                b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nx",
-            )
-        }
+        clients = {sent: stack.enter_context(connected(url)) for sent in heads}
         for sent, client in clients.items():
             client.sendall(sent)
         for _ in range(30):  # a byte now and then does not help
@@ -125,27 +117,22 @@ def test_idle_connections_make_room_for_requests(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "most_connections", lambda: 8)
-    app = guarded([Route("/endless", streamed)], None, ServerMetrics(), nothing)
-    with in_thread(app) as url:
-        idle, busy = [connected(url) for _ in range(50)], list[socket.socket]()
-        try:
-            for client in idle:
-                with suppress(OSError):  # closed already
-                    client.sendall(sent)
-            for _ in range(20):
-                assert HTTP.get(url + "/metrics").status_code == 200
-            assert ended(idle[0])
-            # Where all have a request, a new one is told so.
-            busy += [connected(url) for _ in range(8)]
-            for client in busy:
-                client.sendall(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
-                assert client.recv(100)
-            answer = HTTP.get(url + "/metrics")
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert answer.json()["error"]["code"] == "overloaded"
-        finally:
-            for client in [*idle, *busy]:
-                client.close()
+    app = guarded([Route("/endless", streamed)], None, ServerMetrics())
+    with in_thread(app) as url, ExitStack() as stack:
+        idle = [stack.enter_context(connected(url)) for _ in range(50)]
+        for client in idle:
+            with suppress(OSError):  # closed already
+                client.sendall(sent)
+        for _ in range(20):
+            assert HTTP.get(url + "/metrics").status_code == 200
+        assert ended(idle[0])
+        # Where all have a request, a new one is told so.
+        for client in [stack.enter_context(connected(url)) for _ in range(8)]:
+            client.sendall(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert client.recv(100)
+        answer = HTTP.get(url + "/metrics")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["code"] == "overloaded"
 
 
 Fields = list[tuple[str, str | bytes]]
@@ -155,13 +142,8 @@ EVIL = ("origin", "https://evil.example")
 @pytest.mark.parametrize(
     ("token", "fields", "status"),
     [
-        *(
-            (None, [("host", host)], 400)
-            for host in ("evil.example:8000", "127.0.0.1.a", "::1", "")
-        ),
-        (None, [("host", "[::1]:8000")], 200),
-        (None, [("host", "localhost:8000")], 200),
-        (None, [("host", "127.0.0.1")], 200),
+        *((None, [("host", h)], 400) for h in ("evil.example:8000", "127.0.0.1.a", "::1", "")),
+        *((None, [("host", h)], 200) for h in ("[::1]:8000", "localhost:8000", "127.0.0.1")),
         (None, [("host", "localhost"), EVIL], 403),
         (None, [("host", "localhost"), ("origin", "null")], 403),
         (None, [("host", "localhost"), ("origin", "http://[")], 403),
@@ -189,7 +171,7 @@ EVIL = ("origin", "https://evil.example")
     ],
 )
 def test_who_is_answered(token: str | None, fields: Fields, status: int) -> None:
-    app = guarded([], token, ServerMetrics(), nothing)
+    app = guarded([], token, ServerMetrics())
     headers = [(name.encode(), v if isinstance(v, bytes) else v.encode()) for name, v in fields]
 
     async def ask() -> httpx.Response:

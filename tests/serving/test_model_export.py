@@ -17,12 +17,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.cache_types import reply_all
 from benchmarks.engines import OPENVINO, SCRIPT, SERVERS
@@ -78,10 +73,8 @@ def checkpoint_of(backbone: Any, form: ModuleForm, spans: Any = ((1, 2), (3, 4, 
 
 def test_the_directory_is_a_plain_model_of_more_rows(exported: Exported) -> None:
     config = json.loads((exported.directory / "config.json").read_text())
-    assert config["vocab_size"] == 8192 + SPANS
-    assert config["tie_word_embeddings"] is False
-    assert len(exported.merger.rules) == SPANS
-    assert exported.merger.raw_tail == 16
+    assert (config["vocab_size"], config["tie_word_embeddings"]) == (8192 + SPANS, False)
+    assert (len(exported.merger.rules), exported.merger.raw_tail) == (SPANS, 16)
     weights = load_file(exported.directory / "model.safetensors")
     assert len(list(exported.directory.glob("*.safetensors"))) == 1  # vLLM reads all of them
     own = exported.umim.backbone
@@ -119,16 +112,9 @@ def written(model: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
     """600 tokens that a model writes at temperature 1.5, as its own settings let it."""
     torch.manual_seed(0)
     rows = torch.tensor([prompt]).repeat(40, 1)
-    whole = model.generate(
-        rows,
-        attention_mask=torch.ones_like(rows),
-        do_sample=True,
-        temperature=1.5,
-        top_k=0,
-        min_new_tokens=15,
-        max_new_tokens=15,
-        pad_token_id=0,
-    )
+    sampled: Any = {"do_sample": True, "temperature": 1.5, "top_k": 0, "pad_token_id": 0}
+    lengths: Any = {"min_new_tokens": 15, "max_new_tokens": 15}
+    whole = model.generate(rows, attention_mask=torch.ones_like(rows), **sampled, **lengths)
     new: torch.Tensor = whole[:, len(prompt) :]
     assert new.numel() == 600
     return new
@@ -358,17 +344,10 @@ def test_the_model_side_refuses_another_table(folder: Path) -> None:
 
 VOCAB = 1000
 TEMPLATE = (
+    "{% for t in tools %}{{ t | tojson }}\n{% endfor %}"
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] | trim }}<|endoftext|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-
-
-def test_ranges_may_be_an_array_and_mergers_be_told_apart() -> None:
-    own = merger([(1, 2)])
-    ids, ranges = [1, 2, 1, 2], [(0, 2), (3, 4)]
-    array: Any = np.array(ranges)
-    assert own.merge(ids, array) == own.merge(ids, ranges) == [VOCAB, 1, 2]
-    assert len({own, own, merger([(1, 2)])}) == 2 and own != merger([(1, 2)])
 
 
 def merger(spans: Spans, raw_tail: int = 0, vocab_size: int = VOCAB) -> PromptMerger:
@@ -399,27 +378,12 @@ def oracle(
     return merged
 
 
-@pytest.fixture(scope="module")
-def rules() -> RuleSet:
-    directory = embedded_path("umim-docs-gpt2", "checkpoint")
-    assert directory is not None
-    return RuleSet.load(directory / "rules")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    tokenizer = AutoTokenizer.from_pretrained(embedded_path("umim-docs-gpt2", "backbone"))
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_the_oracle_on_random_texts(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(100):
         alphabet = int(rng.integers(2, 40))
-        most = int(rng.choice([5, 17]))
-        sizes = rng.integers(2, most, 50)
+        sizes = rng.integers(2, int(rng.choice([5, 17])), 50)
         spans = [tuple(rng.integers(0, alphabet, n).tolist()) for n in sizes]
         ids = rng.integers(0, alphabet, rng.integers(0, 80)).tolist()
         ids = [*ids, *(token for span in spans[:4] for token in span)]
@@ -434,24 +398,17 @@ def test_equals_the_oracle_on_random_texts(seed: int) -> None:
 
 
 @pytest.mark.parametrize("roles", [USER, ("tools", "tool"), get_args(Role)], ids=str)
-def test_units_of_a_chat_begin_those_of_the_next_turn(
-    rules: RuleSet,
-    tokenizer: PreTrainedTokenizerBase,
-    roles: tuple[Role, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        tokenizer, "chat_template", "{% for t in tools %}{{ t | tojson }}\n{% endfor %}" + TEMPLATE
-    )
-    own = PromptMerger(rules, len(tokenizer), 4, roles)
+def test_units_of_a_chat_begin_those_of_the_next_turn(roles: tuple[Role, ...]) -> None:
+    folders = [embedded_path("umim-docs-gpt2", part) for part in ("checkpoint", "backbone")]
+    assert folders[0] is not None
+    tokenizer = AutoTokenizer.from_pretrained(folders[1])
+    tokenizer.chat_template = TEMPLATE
+    own = PromptMerger(RuleSet.load(folders[0] / "rules"), len(tokenizer), 4, roles)
     tools = [{"name": name, "description": "The sum of all elements."} for name in ("a", "b")]
 
     def write(chat: Sequence[Any], tools: Any) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                list(chat), tools=tools, add_generation_prompt=True, tokenize=False
-            )
-        )
+        options = {"add_generation_prompt": True, "tokenize": False}
+        return str(tokenizer.apply_chat_template(list(chat), tools=tools, **options))
 
     asked = "Return the sum of the array elements over a given axis. If None, the sum of all."
     chat = [{"role": "system", "content": "Return the sum of the array elements over an axis."}]
@@ -486,13 +443,11 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
     assert output_of(sys.executable, "-c", probe).splitlines() == ["[1000]", "[]"]
 
 
-@pytest.mark.parametrize(
-    ("ids", "ranges", "message"),
-    [
-        ([1, VOCAB], None, "ids must lie between 0 and 999"),
-        ([1, 2, 3], [(0, 2), (1, 3)], "in order and apart"),
-    ],
-)
-def test_bad_prompts_are_refused(ids: Any, ranges: Any, message: str) -> None:
-    with pytest.raises(GenerationError, match=message):
-        merger([(1, 2)]).merge(ids, ranges)
+def test_a_prompt_has_known_ids_and_ranges_in_order() -> None:
+    own, array = merger([(1, 2)]), np.array([(0, 2), (3, 4)])
+    assert own.merge([1, 2, 1, 2], array) == [VOCAB, 1, 2]  # type: ignore[arg-type]
+    assert len({own, own, merger([(1, 2)])}) == 2
+    with pytest.raises(GenerationError, match="ids must lie between 0 and 999"):
+        own.merge([1, VOCAB])
+    with pytest.raises(GenerationError, match="in order and apart"):
+        own.merge([1, 2, 3], [(0, 2), (1, 3)])

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.served_models import engine_server, exported_server, gateway
+from support.served_models import engine_server, gateway
 from support.servers import CHAT, COMPLETIONS, HTTP, QUESTIONS, in_thread, post, stream
 from umim_core import UMIM
 from umim_core.serving.prompt_merger import PromptMerger
 
 Prompt = str | list[dict[str, str]]
-SERVERS = ("umim serve", "gateway")
 USER = {"role": "user", "content": "a private text"}
 
 
-@dataclass(frozen=True)
-class Place:
-    """A server, and what it should write to a prompt: text, raw and merged tokens."""
-
-    url: str
-    wanted: Callable[[Prompt, int], tuple[str, int, int]]
-
-
-@pytest.fixture(scope="module")
-def places(umim: UMIM, export: Path) -> Iterator[dict[str, Place]]:
+@pytest.fixture
+def wanted(umim: UMIM, export: Path, server: Any) -> Callable[[Prompt, int], tuple[str, int, int]]:
+    """What a server should write to a prompt: text, raw and merged tokens."""
     tokenizer, merger = umim.backbone.require_tokenizer(), PromptMerger.load(export)
 
     def ours(prompt: Prompt, new: int) -> tuple[str, int, int]:
@@ -55,20 +47,11 @@ def places(umim: UMIM, export: Path) -> Iterator[dict[str, Place]]:
                 add("<|endoftext|>", False)
                 add("\n", False)
             add("<|im_start|>assistant\n", False)
-        answer = post(upstream, COMPLETIONS, prompt=merged, max_tokens=new, temperature=0).json()
+        body = {"prompt": merged, "max_tokens": new, "temperature": 0}
+        answer = post(server.upstream, COMPLETIONS, **body).json()
         return answer["choices"][0]["text"], len(raw), len(merged)
 
-    with (
-        in_thread(engine_server(umim).app(None)) as url,
-        in_thread(exported_server(export).app(None)) as upstream,
-        in_thread(gateway(upstream + "/v1/", export).app(None)) as front,
-    ):
-        yield {"umim serve": Place(url, ours), "gateway": Place(front, behind)}
-
-
-@pytest.fixture(params=SERVERS)
-def place(places: dict[str, Place], request: pytest.FixtureRequest) -> Place:
-    return places[request.param]
+    return ours if server.url == server.upstream else behind
 
 
 def asked(prompt: Prompt, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -79,16 +62,18 @@ def asked(prompt: Prompt, **fields: Any) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("prompt", [QUESTIONS[0], [{"role": "user", "content": QUESTIONS[0]}]])
-def test_an_answer_is_what_the_model_writes(place: Place, prompt: Prompt, streamed: bool) -> None:
-    text, raw, merged = place.wanted(prompt, 8)
+def test_an_answer_is_what_the_model_writes(
+    server: Any, wanted: Any, prompt: Prompt, streamed: bool
+) -> None:
+    text, raw, merged = wanted(prompt, 8)
     assert merged < raw
     stop = text[2:5]
     for stops, shown, finish in (([], text, "length"), ([stop, "no"], None, "stop")):
         path, body = asked(prompt, max_tokens=8, stop=stops)
         if streamed:
-            found, count = stream(place.url, path, body)
+            found, count = stream(server.url, path, body)
         else:
-            document = post(place.url, path, **body).json()
+            document = post(server.url, path, **body).json()
             (choice,), count = document["choices"], document["usage"]
             found = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
             assert (choice["index"], choice["finish_reason"]) == (0, finish)
@@ -99,24 +84,24 @@ def test_an_answer_is_what_the_model_writes(place: Place, prompt: Prompt, stream
         assert count["umim"] == {"raw_prompt_tokens": raw, "merged_prompt_tokens": merged}
         assert (count["completion_tokens"] == 8) == (finish == "length")
     path, body = asked(prompt, max_tokens=8, n=2, seed=1)
-    same = post(place.url, path, **body).json()["choices"]
+    same = post(server.url, path, **body).json()["choices"]
     assert [choice.get("text") or choice["message"]["content"] for choice in same] == [text] * 2
     header = {"x-umim-merge": "off"}
     path, body = asked(prompt, max_tokens=1, stream=False)
-    assert post(place.url, path, header, **body).json()["usage"]["prompt_tokens"] == raw
-    wrong = post(place.url, path, {"x-umim-merge": "maybe"}, **body)
+    assert post(server.url, path, header, **body).json()["usage"]["prompt_tokens"] == raw
+    wrong = post(server.url, path, {"x-umim-merge": "maybe"}, **body)
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "invalid_header")
 
 
-def test_four_turns_evaluate_only_what_is_new(place: Place) -> None:
+def test_four_turns_evaluate_only_what_is_new(server: Any, wanted: Any) -> None:
     chat: list[dict[str, str]] = []
     held = 0
     for turn, question in enumerate(QUESTIONS):
         chat.append({"role": "user", "content": question})
         path, body = asked(chat, max_tokens=12)
-        text, count = stream(place.url, path, body)
-        wanted, _, merged = place.wanted(chat, 12)
-        assert text == wanted and count is not None
+        text, count = stream(server.url, path, body)
+        said, _, merged = wanted(chat, 12)
+        assert text == said and count is not None
         if turn:
             assert count["prompt_tokens_details"]["cached_tokens"] == held, f"turn {turn}"
         # The next turn holds this one and the reply, but for its last token.
@@ -124,13 +109,14 @@ def test_four_turns_evaluate_only_what_is_new(place: Place) -> None:
         chat.append({"role": "assistant", "content": text})
 
 
-def test_ids_merge_only_where_a_checkpoint_runs(umim: UMIM, places: dict[str, Place]) -> None:
-    ids = umim.backbone.encode(QUESTIONS[0])
-    body = {"prompt": ids, "max_tokens": 12, "temperature": 0}
-    merged = post(places["umim serve"].url, COMPLETIONS, **body).json()
-    assert merged["choices"][0]["text"] == places["umim serve"].wanted(QUESTIONS[0], 12)[0]
-    raw = post(places["gateway"].url, COMPLETIONS, **body).json()
-    assert merged["usage"]["prompt_tokens"] < raw["usage"]["prompt_tokens"] == len(ids)
+def test_ids_merge_only_where_a_checkpoint_runs(server: Any, wanted: Any) -> None:
+    ids = server.backbone.encode(QUESTIONS[0])
+    answer = post(server.url, COMPLETIONS, prompt=ids, max_tokens=12, temperature=0).json()
+    if server.url != server.upstream:
+        assert answer["usage"]["prompt_tokens"] == len(ids)
+    else:
+        text, _, merged = wanted(QUESTIONS[0], 12)
+        assert (answer["choices"][0]["text"], answer["usage"]["prompt_tokens"]) == (text, merged)
 
 
 def part(**fields: Any) -> dict[str, Any]:
@@ -222,11 +208,11 @@ RAW_BODIES = (
 
 @pytest.mark.parametrize(("path", "fields", "code", "param"), BAD)
 def test_bad_requests_get_typed_errors(
-    place: Place, path: str, fields: dict[str, Any], code: str, param: str | None
+    server: Any, path: str, fields: dict[str, Any], code: str, param: str | None
 ) -> None:
     body = fields if path == COMPLETIONS else {"messages": [USER], **fields}
     for streamed in (False, True):
-        answer = post(place.url, path, **body, stream=streamed)
+        answer = post(server.url, path, **body, stream=streamed)
         error = answer.json()["error"]
         status = 404 if code == "model_not_found" else 400
         assert (answer.status_code, error["code"]) == (status, code), error
@@ -236,16 +222,14 @@ def test_bad_requests_get_typed_errors(
         assert "private" not in error["message"] and not PYTHON.search(error["message"])
 
 
-def test_broken_and_large_bodies_are_refused(
-    place: Place, umim: UMIM, export: Path, request: pytest.FixtureRequest
-) -> None:
+def test_broken_and_large_bodies_are_refused(server: Any, umim: UMIM, export: Path) -> None:
     for raw in RAW_BODIES:
-        answer = HTTP.post(place.url + CHAT, content=raw)
+        answer = HTTP.post(server.url + CHAT, content=raw)
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (400, "invalid_json")
         assert not PYTHON.search(error["message"])
     small: Any = engine_server(umim, request_bytes=1000)
-    if place.url != request.getfixturevalue("places")["umim serve"].url:
+    if server.url != server.upstream:
         small = gateway("http://127.0.0.1:1", export, request_bytes=1000)
     with in_thread(small.app(None)) as url:
         parts = (b"x" * 100 for _ in range(20))  # in chunks, without an announced length
@@ -276,11 +260,11 @@ NEUTRAL: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def test_what_asks_for_nothing_changes_nothing(place: Place) -> None:
+def test_what_asks_for_nothing_changes_nothing(server: Any) -> None:
     body = {"max_tokens": 2, "temperature": 0, "messages": [USER]}
-    before = post(place.url, CHAT, **body).json()
+    before = post(server.url, CHAT, **body).json()
     for fields in NEUTRAL:
-        answer = post(place.url, CHAT, **{**body, **fields})
+        answer = post(server.url, CHAT, **{**body, **fields})
         assert answer.status_code == 200, (fields, answer.text)
         if len(fields.get("messages", [USER])) == 1:
             assert answer.json()["choices"] == before["choices"], fields
@@ -299,12 +283,12 @@ def test_what_asks_for_nothing_changes_nothing(place: Place) -> None:
     ],
 )
 def test_models_and_paths_have_answers(
-    place: Place, path: str, status: int, code: str | None
+    server: Any, path: str, status: int, code: str | None
 ) -> None:
-    model = HTTP.get(place.url + "/v1/models").json()["data"][0]
+    model = HTTP.get(server.url + "/v1/models").json()["data"][0]
     name = model["id"]
     path = path.format(name=name, first=ord(name[0]), rest=name[1:])
-    answer = HTTP.get(place.url + path)
+    answer = HTTP.get(server.url + path)
     assert answer.status_code == status
     if code is None:
         assert answer.json() == model
@@ -313,19 +297,19 @@ def test_models_and_paths_have_answers(
         assert (error["code"], error["type"]) == (code, "invalid_request_error")
 
 
-def test_options_of_generate_have_their_names(umim: UMIM, places: dict[str, Place]) -> None:
+def test_options_of_generate_have_their_names(umim: UMIM, servers: dict[str, Any]) -> None:
     chat = [{"role": "system", "content": QUESTIONS[1]}, {"role": "user", "content": QUESTIONS[0]}]
     options: dict[str, Any] = {"top_k": 9, "min_p": 0.01, "repetition_penalty": 1.3}
     options |= {"temperature": 0.9, "roles": ["system"]}
-    url = places["umim serve"].url
+    url = servers["umim serve"].url
     answer = post(url, CHAT, messages=chat, max_tokens=12, seed=-3, **options).json()
     options |= {"seed": 2**64 - 3, "do_sample": True, "top_p": 1.0}
     alone = umim.generate(chat, max_new_tokens=12, merge="prompt", raw_tail=4, **options)
     assert answer["choices"][0]["message"]["content"] == alone.text[0]
     assert answer["usage"]["prompt_tokens"] == alone.cache_lengths[0][0]
-    before = post(places["gateway"].url, CHAT, messages=chat, max_tokens=1).json()["usage"]["umim"]
+    before = post(servers["gateway"].url, CHAT, messages=chat, max_tokens=1).json()["usage"]["umim"]
     both = {"messages": chat, "max_tokens": 1, "roles": ["user", "system"]}
-    after = post(places["gateway"].url, CHAT, **both).json()["usage"]["umim"]
+    after = post(servers["gateway"].url, CHAT, **both).json()["usage"]["umim"]
     assert after["merged_prompt_tokens"] < before["merged_prompt_tokens"]
 
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from support.served_models import engine_server, exported_server, gateway
+from support.served_models import engine_server
 from support.servers import CHAT, HTTP, QUESTIONS, events, in_thread, post
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
@@ -92,28 +92,9 @@ def saying(backbone: Backbone, text: str) -> Iterator[None]:
         hook.remove()
 
 
-@pytest.fixture(scope="module")
-def places(umim: UMIM, export: Path) -> Iterator[dict[str, tuple[str, Backbone]]]:
-    behind = exported_server(export)
-    served: Any = behind.engine
-    with (
-        in_thread(engine_server(umim).app(None)) as url,
-        in_thread(behind.app(None)) as upstream,
-        in_thread(gateway(upstream, export).app(None)) as front,
-    ):
-        yield {"umim serve": (url, umim.backbone), "gateway": (front, served._served.backbone)}
-
-
-@pytest.fixture(params=["umim serve", "gateway"])
-def place(
-    places: dict[str, tuple[str, Backbone]], request: pytest.FixtureRequest
-) -> tuple[str, Backbone]:
-    return places[request.param]
-
-
-def asked(place: tuple[str, Backbone], text: str, streamed: bool, **fields: Any) -> dict[str, Any]:
+def asked(server: Any, text: str, streamed: bool, **fields: Any) -> dict[str, Any]:
     """The message of an answer whose model writes a text, its end and usage."""
-    url, backbone = place
+    url, backbone = server.url, server.backbone
     body = {"messages": [USER], "tools": TOOLS, "max_tokens": 900, "temperature": 0, **fields}
     with saying(backbone, text):
         if not streamed:
@@ -150,48 +131,48 @@ def calls_of(message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_calls_are_told_from_content(place: tuple[str, Backbone], streamed: bool) -> None:
+def test_calls_are_told_from_content(server: Any, streamed: bool) -> None:
     """The forms of an answer at the servers; all replies are read below, without a model."""
     for text, content, calls in (REPLIES[0], *REPLIES[2:4], REPLIES[5], ("{", "{", [])):
-        message = asked(place, text, streamed)
+        message = asked(server, text, streamed)
         assert (message["role"], message["content"]) == ("assistant", content), text
         assert calls_of(message) == calls, text
         assert ("tool_calls" in message) == bool(calls)
         assert message["finish"] == ("tool_calls" if calls else "stop")
 
 
-def test_what_a_request_chooses_holds(place: tuple[str, Backbone]) -> None:
+def test_what_a_request_chooses_holds(server: Any) -> None:
     """A call that must come is begun behind the prompt; what must not be called is left out."""
     rest = call("add", x=1).removeprefix('<tool_call>\n{"name": "')
-    required = asked(place, rest, False, tool_choice="required")
+    required = asked(server, rest, False, tool_choice="required")
     assert calls_of(required) == [("add", {"x": 1})] and required["content"] is None
     named = {"type": "function", "function": {"name": "add"}}
-    message = asked(place, ' {"x": 2}}\n</tool_call>', False, tool_choice=named)
+    message = asked(server, ' {"x": 2}}\n</tool_call>', False, tool_choice=named)
     assert calls_of(message) == [("add", {"x": 2})]
     text = "no call"
     begun = '<tool_call>\n{"name": "'
-    assert asked(place, text, False, tool_choice="required")["content"] == begun + text
+    assert asked(server, text, False, tool_choice="required")["content"] == begun + text
     both = call("add", x=1) + call("stop")
-    single = asked(place, both, False, parallel_tool_calls=False)
+    single = asked(server, both, False, parallel_tool_calls=False)
     assert calls_of(single) == [("add", {"x": 1})] and single["content"] is None
-    none = asked(place, both, False, tool_choice="none")
-    without = asked(place, both, False, tools=[])
+    none = asked(server, both, False, tool_choice="none")
+    without = asked(server, both, False, tools=[])
     assert none["content"] == without["content"] == both and none["finish"] == "stop"
     assert none["usage"]["umim"] == without["usage"]["umim"]
-    cut = asked(place, call("add", x=1), False, max_tokens=3)
+    cut = asked(server, call("add", x=1), False, max_tokens=3)
     assert cut["finish"] == "length" and cut["content"] in call("add", x=1)
 
 
-def test_a_client_sends_calls_and_results_back(place: tuple[str, Backbone]) -> None:
+def test_a_client_sends_calls_and_results_back(server: Any) -> None:
     """As OpenAI's clients do: the message as it came, then what the tool returned."""
-    first = asked(place, "I see.\n" + call("add", x=1), False)
+    first = asked(server, "I see.\n" + call("add", x=1), False)
     reply = {name: first[name] for name in ("role", "content", "refusal", "tool_calls")}
     result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": '{"sum": 3}'}
-    second = asked(place, "3.", False, messages=[USER, reply, result])
+    second = asked(server, "3.", False, messages=[USER, reply, result])
     assert (second["content"], second["finish"]) == ("3.", "stop")
     function = {"name": "add", "arguments": {"x": 1}}  # templates want objects
     chat = [USER, {**reply, "tool_calls": [{"type": "function", "function": function}]}, result]
-    tokenizer = place[1].require_tokenizer()
+    tokenizer = server.backbone.require_tokenizer()
     text = tokenizer.apply_chat_template(
         chat, tools=TOOLS, add_generation_prompt=True, tokenize=False
     )

@@ -66,7 +66,6 @@ def compress(
         int, typer.Option(min=0, help="Last tokens that stay raw; 16, for example.")
     ] = 0,
     html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
-    special_tokens: shared.SpecialTokensOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show which spans of a text are merged."""
@@ -74,19 +73,12 @@ def compress(
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.model.compression import compress_text
 
-    compression = compress_text(
-        source, checkpoint or default_checkpoint(), special_tokens, raw_tail
-    )
+    compression = compress_text(source, checkpoint or default_checkpoint(), raw_tail=raw_tail)
     if html is not None:
         shared.write_page(html, "umim compress", compression.html())
-    if as_json:
-        document: dict[str, object] = {
-            "tokens": len(compression.ids),
-            "units": list(compression.units),
-            "unit_lengths": list(compression.unit_lengths),
-            "spans": [list(span) for span in compression.spans],
-            "token_reduction": compression.token_reduction,
-        }
-        emit(document, [], as_json)
-    else:
+    if not as_json:
         compression.show()
+        return
+    names = ("units", "unit_lengths", "spans", "token_reduction")
+    found = {name: getattr(compression, name) for name in names}
+    emit({"tokens": len(compression.ids)} | found, [], as_json)

@@ -13,7 +13,7 @@ from umim_core.backbone.devices import default_device
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.config.evaluate import BenchmarkConfig
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from umim_core.throughput.break_even import ThroughputRow
@@ -49,7 +49,6 @@ def bench(
         str, typer.Option(help="Token reductions of fixed pairs, measured as well as the rules.")
     ] = "0.5",
     pairs: Annotated[int, typer.Option(help="Alternating pairs of base and UMIM.")] = 5,
-    warmup: Annotated[int, typer.Option(help="Untimed runs of each side.")] = 1,
     text: Annotated[
         Path | None, typer.Option(help="UTF-8 text; without it, docstrings of this installation.")
     ] = None,
@@ -69,6 +68,7 @@ def bench(
             "prompt_lengths": _LENGTHS if lengths is None else lengths.split(","),
             "batch_sizes": batch_sizes.split(","),
             "token_reductions": reductions.split(","),
+            "warmup": 1,
         },
     )
     import numpy as np
@@ -91,15 +91,13 @@ def bench(
     options = replace(EVERYWHERE, merge=merge, raw_tail=raw_tail)
     needed = tokens_needed(config) + config.pairs * config.new_tokens  # that the runs can use
     ids = np.array(umim.backbone.encode(told[: _CHARACTERS * needed])[:needed], dtype=np.int64)
+    log_lines("umim.progress")
+    see = log_progress("measuring, settings")
     with measuring():
-        log_lines("umim.progress")
-        progress = log_progress("measuring, settings")
-        rows = measure_throughput(
-            umim.merged_model, ids, config, options=options, progress=progress
-        )
-    reading = f"merge {merge}" + (f", raw tail {raw_tail}" if raw_tail else "")
+        rows = measure_throughput(umim.merged_model, ids, config, options=options, progress=see)
+    tail = f", raw tail {raw_tail}" if raw_tail else ""
     kind = str(umim.backbone.dtype).removeprefix("torch.")
-    summary = f"{kind}, {reading}. {verdict(rows)}"
+    summary = f"{kind}, merge {merge}{tail}. {_verdict(rows)}"
     document: dict[str, object] = {
         "checkpoint": name,
         "device": place,
@@ -119,12 +117,8 @@ def _fitting(config: BenchmarkConfig, positions: int | None) -> BenchmarkConfig:
     if positions is None:
         return config
     room = positions - config.new_tokens + 1  # the last token is never fed
-    if room < _LEAST:
-        raise ConfigError(
-            f"--new-tokens must leave a prompt {_LEAST} of the model's {positions:,} positions",
-            config.new_tokens,
-            "Lower it.",
-        )
+    rule = f"--new-tokens must leave a prompt {_LEAST} of the model's {positions:,} positions"
+    require(room >= _LEAST, ConfigError, rule, config.new_tokens, "Lower it.")
     fitting = tuple(length for length in config.prompt_lengths if length <= room)
     return config.model_copy(update={"prompt_lengths": fitting or (room,)})
 
@@ -150,18 +144,16 @@ def _table(rows: Sequence[ThroughputRow]) -> list[str]:
     return ["  ".join(f"{cell:>{width}}" for cell, width in line) for line in lines]
 
 
-def verdict(rows: Sequence[ThroughputRow]) -> str:
+def _verdict(rows: Sequence[ThroughputRow]) -> str:
     """Return in one sentence what the checkpoint's own rules give at the longest prompt."""
     from umim_core.throughput.break_even import pays_from
 
-    natural = [row for row in rows if row.rules == "natural"]
-    batch = natural[0].batch_size
-    same_batch = sorted(
-        (row for row in natural if row.batch_size == batch), key=lambda row: row.prompt_tokens
-    )
-    by_phase = {row.phase: row for row in same_batch}  # the longest prompt comes last
+    batch = rows[0].batch_size
+    own = [row for row in rows if row.rules == "natural" and row.batch_size == batch]
+    own.sort(key=lambda row: row.prompt_tokens)
+    by_phase = {row.phase: row for row in own}  # the longest prompt comes last
     prefill, decode, request = (by_phase[phase] for phase in ("prefill", "decode", "request"))
-    start = pays_from([row for row in same_batch if row.phase == "request"])
+    start = pays_from([row for row in own if row.phase == "request"])
     pays = "did not pay" if start is None else f"paid from {start:,} prompt tokens on"
     return (
         f"With {prefill.prompt_tokens:,} prompt tokens and {prefill.new_tokens} new ones (batch "

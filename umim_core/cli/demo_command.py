@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -143,15 +143,9 @@ def _compare(umim: UMIM, pairs: int, say: Callable[[str], None]) -> dict[str, ob
     prompts: PromptInput = [f"{request}\n" for request in behind]
     if chat:
         prompts = [[{"role": "user", "content": reading.text + request}] for request in behind]
+    options: Any = {"max_new_tokens": reading.new_tokens, "do_sample": False}
     base, ours = (
-        umim.generate(
-            prompts,
-            tools=reading.tools,
-            past=prefix,
-            max_new_tokens=reading.new_tokens,
-            do_sample=False,
-            merge=how,
-        )
+        umim.generate(prompts, tools=reading.tools, past=prefix, merge=how, **options)
         for prefix, how in zip(prefixes, ways, strict=True)
     )
     tokens, units = len(prefixes[0].raw_ids[0]), prefixes[1].cache_length
@@ -196,12 +190,9 @@ def _reading(umim: UMIM) -> _Reading:
 def _document(umim: UMIM) -> str:
     """Return the document, or its leading paragraphs that a backbone has positions for."""
     text, most = _DOCUMENT.read_text(encoding="utf-8").strip(), umim.backbone.max_positions
-    paragraphs = text.split("\n\n")
-    while most is not None and len(paragraphs) > 1:
-        if len(umim.backbone.encode("\n\n".join(paragraphs))) <= most - _ROOM:
-            break
-        paragraphs.pop()
-    return "\n\n".join(paragraphs)
+    while most is not None and "\n\n" in text and len(umim.backbone.encode(text)) > most - _ROOM:
+        text = text.rpartition("\n\n")[0]
+    return text
 
 
 def _show_start(umim: UMIM, prefix: Prefix) -> None:
@@ -218,32 +209,26 @@ def _show_start(umim: UMIM, prefix: Prefix) -> None:
 def _reading_lines(name: str, read: dict[str, float], pairs: int) -> str:
     tokens, reduction = read["tokens"], read["token_reduction"]
     base, ours = read["base_kv_bytes"] / _MIB, read["umim_kv_bytes"] / _MIB
-    first, second = read["base_first_tokens"], read["umim_first_tokens"]
-    cells = (
-        ("", "base", "UMIM"),
-        (f"to read the {name}", f"{read['base_seconds']:.2f} s", f"{read['umim_seconds']:.2f} s"),
-        ("first tokens after it", f"{first:.2f} s", f"{second:.2f} s"),
-        ("units", f"{tokens:,}", f"{tokens - round(reduction * tokens):,}"),
-        ("its KV cache", f"{base:.1f} MiB", f"{ours:.1f} MiB"),
-    )
-    table = [f"{label:<22}{left:>12}{right:>12}" for label, left, right in cells]
-    speed = (
+    whole = f"{read['base_seconds']:>10.2f} s{read['umim_seconds']:>10.2f} s"
+    first = f"{read['base_first_tokens']:>10.2f} s{read['umim_first_tokens']:>10.2f} s"
+    return (
+        f"\n{'':<22}{'base':>12}{'UMIM':>12}\n"
+        f"{f'to read the {name}':<22}{whole}\n"
+        f"first tokens after it {first}\n"
+        f"units                 {tokens:>12,}{tokens - round(reduction * tokens):>12,}\n"
+        f"its KV cache          {base:>8.1f} MiB{ours:>8.1f} MiB\n"
         f"{read['speedup']:.2f} times as fast ({read['speedup_low']:.2f} to "
         f"{read['speedup_high']:.2f} in {pairs} pairs; {reduction:.0%} fewer units are "
         f"{read['bound']:.2f} times fewer operations)"
     )
-    return "\n".join(["", *table, speed])
 
 
 def verdict(base: str, ours: str, words: str) -> str:
     """Compare two answers: by their text, and by the words that a right answer holds."""
     if base == ours:
         return "the same answer"
-    verdicts = {
-        (True, True): "other words, both right",
-        (True, False): "DIFFERENT: UMIM is wrong",
-        (False, True): "DIFFERENT: the base model is wrong",
-        (False, False): "DIFFERENT: both are wrong",
-    }
-    right = [all(word in side.lower() for word in words.split()) for side in (base, ours)]
-    return verdicts[right[0], right[1]]
+    left, right = (all(w in side.lower() for w in words.split()) for side in (base, ours))
+    if left and right:
+        return "other words, both right"
+    wrong = "UMIM is" if left else "the base model is" if right else "both are"
+    return f"DIFFERENT: {wrong} wrong"

@@ -10,7 +10,7 @@ import typer
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.config.rule_options import RuleOptions
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, require
 
 _MOST: Final = 65_536  # of a checkpoint's own, each one row of the embedding and one of the head
 
@@ -84,12 +84,10 @@ def export(
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype)
     check_exportable(umim.checkpoint.config, gguf=gguf)
     rules = umim.checkpoint.rules
-    if not sources and len(rules) > _MOST:
-        raise ConfigError(
-            f"an export without --text must have at most {_MOST:,} rules",
-            f"{checkpoint} has {len(rules):,}",
-            "Add --text FILE: its most useful 8,192 spans are chosen.",
-        )
+    rule = f"an export without --text must have at most {_MOST:,} rules"
+    remedy = "Add --text FILE: its most useful 8,192 spans are chosen."
+    few = bool(sources) or len(rules) <= _MOST
+    require(few, ConfigError, rule, f"{checkpoint} has {len(rules):,}", remedy)
     out.parent.mkdir(parents=True, exist_ok=True)
     with computing(), scratch_folder(out.parent, out.name) as folder:
         for source in sources:
@@ -98,18 +96,12 @@ def export(
             rules = RuleSet.load(mined)
         export_model(umim, rules, out, raw_tail=raw_tail, gguf=gguf)
     count, rows = len(rules), umim.backbone.vocab_size
-    document: dict[str, object] = {
-        "out": str(out),
-        "spans": count,
-        "vocab_size": rows,
-        "rows": rows + count,
-    }
-    lines = [f"{rows:,} rows of the model and {count:,} of spans written to {out}", ""]
+    advice = (
+        f"Engines must never write the ids from {rows} on: transformers reads suppress_tokens,\n"
+        "and docs/engines.md says how to mask them elsewhere."
+    )
     if umim.checkpoint.config.adapter_rank:
-        lines.append(f"Only vLLM with the plugin runs it: vllm serve {out} --tokenizer-mode umim")
-    else:
-        lines += [
-            f"Engines must never write the ids from {rows} on: transformers reads suppress_tokens,",
-            "and docs/engines.md says how to mask them elsewhere.",
-        ]
-    emit(document, lines, as_json)
+        advice = f"Only vLLM with the plugin runs it: vllm serve {out} --tokenizer-mode umim"
+    lines = [f"{rows:,} rows of the model and {count:,} of spans written to {out}", "", advice]
+    sizes = {"spans": count, "vocab_size": rows, "rows": rows + count}
+    emit({"out": str(out), **sizes}, lines, as_json)

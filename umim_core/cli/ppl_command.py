@@ -10,7 +10,7 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import ConfigError, CorpusError, require
 
 
 def ppl(
@@ -51,7 +51,6 @@ def ppl(
     target_tr: shared.TargetOption = None,
     dtype: shared.DtypeOption = "auto",
     device: shared.DeviceOption = "cpu",
-    special_tokens: shared.SpecialTokensOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure perplexity per raw token and bits per byte of the base model and of UMIM.
@@ -60,8 +59,8 @@ def ppl(
     not read. Whole windows are merged by all rules; with --prompt only their first halves, as in
     generate.
     """
-    if raw_tail is not None and not prompt:
-        raise ConfigError("--raw-tail is of prompts", raw_tail, "Add --prompt, or leave it out.")
+    fits, remedy = raw_tail is None or prompt, "Add --prompt, or leave it out."
+    require(fits, ConfigError, "--raw-tail is of prompts", raw_tail, remedy)
     from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
     from umim_core.evaluation.scoring import Scorer
     from umim_core.evaluation.windows import document_windows, scored_bytes, second_halves
@@ -74,36 +73,32 @@ def ppl(
     source = source_of(tuple(files), reading)
     umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr)
     tokenizer = umim.backbone.require_tokenizer()
-    lead = leading_ids(tokenizer, special_tokens)
-    if prompt and len(lead) + context > segment_length // 2:
-        raise ConfigError(
-            f"--context must be at most {segment_length // 2 - len(lead)} with --prompt: only the "
-            f"second half of {segment_length} tokens is scored",
-            context,
-            "Lower it, or use longer windows.",
-        )
+    lead = leading_ids(tokenizer)
+    most = segment_length // 2 - len(lead)
+    rule = f"--context must be at most {most} with --prompt: only the second half of "
+    rule += f"{segment_length} tokens is scored"
+    fits, remedy = not prompt or context <= most, "Lower it, or use longer windows."
+    require(fits, ConfigError, rule, context, remedy)
     pieces = iter_token_pieces(source, tokenizer)
     windows = list(islice(document_windows(pieces, segment_length, context, lead), max_segments))
-    documents = windows[-1].document + 1 if windows else 0
-    if not windows:
-        raise CorpusError(
-            "perplexity needs at least two tokens of a document", "one token", "Give more text."
-        )
-    prompts: dict[str, object] = {}
+    rule = "perplexity needs at least two tokens of a document"
+    require(bool(windows), CorpusError, rule, "one token", "Give more text.")
+    documents = windows[-1].document + 1
+    model, prompts = umim.merged_model, dict[str, object]()
     if prompt:
         merge, raw_tail = umim.checkpoint.config.recommended("prompt", raw_tail)
         windows = second_halves(windows)
+        rows = [window.ids for window in windows]
         base, ours = (
-            second_half_perplexity(
-                [window.ids for window in windows], Scorer(model, segment_length), batch_size
-            )
-            for model in (umim.merged_model.base(), umim.merged_model.reading(merge, raw_tail))
+            second_half_perplexity(rows, Scorer(side, segment_length), batch_size)
+            for side in (model.base(), model.reading(merge, raw_tail))
         )
         prompts = {"merge": merge, "raw_tail": raw_tail}
     else:
         rows, contexts = [window.ids for window in windows], [window.given for window in windows]
-        base = perplexity(rows, umim.merged_model.base(), batch_size, given=contexts)
-        ours = perplexity(rows, umim.merged_model, batch_size, given=contexts)
+        base, ours = (
+            perplexity(rows, side, batch_size, given=contexts) for side in (model.base(), model)
+        )
     size = scored_bytes(windows, lead, tokenizer)
     ratio, error = ours.increase_over(base)
     document: dict[str, object] = {

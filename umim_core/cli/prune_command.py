@@ -96,30 +96,22 @@ def prune(
     )
     from umim_core.store.publication import check_absent
 
-    targets = f"--target-tr {target_tr}, --decode-tr {decode_tr}, --decode-max-damage"
-    for ok, rule, remedy in (
-        (
-            (target_tr is None) == every_rule,
-            "pruning needs a target or --keep-all, and not both",
-            "Give --target-tr 0.2, or --keep-all to measure the rules and drop none.",
-        ),
-        (
-            decode_max_damage is None or decode_tr is None,
-            "the rules of decoding need one bound",
-            "Leave one of them out.",
-        ),
-        (
-            decode_max_damage is None or math.isfinite(decode_max_damage),
-            "--decode-max-damage must be finite",
-            "Leave it out to merge by all rules.",
-        ),
-        (
-            decode_tr is None or target_tr is None or decode_tr <= target_tr,
-            "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay",
-            "Lower --decode-tr, or raise --target-tr.",
-        ),
-    ):
-        require(ok, ConfigError, rule, f"{targets} {decode_max_damage}", remedy)
+    bound = decode_max_damage
+
+    def check(ok: bool, rule: str, remedy: str) -> None:
+        found = f"--target-tr {target_tr}, --decode-tr {decode_tr}, --decode-max-damage {bound}"
+        require(ok, ConfigError, rule, found, remedy)
+
+    rule = "pruning needs a target or --keep-all, and not both"
+    remedy = "Give --target-tr 0.2, or --keep-all to measure the rules and drop none."
+    check((target_tr is None) == every_rule, rule, remedy)
+    rule, remedy = "the rules of decoding need one bound", "Leave one of them out."
+    check(bound is None or decode_tr is None, rule, remedy)
+    rule, remedy = "--decode-max-damage must be finite", "Leave it out to merge by all rules."
+    check(bound is None or math.isfinite(bound), rule, remedy)
+    rule = "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay"
+    fits = decode_tr is None or target_tr is None or decode_tr <= target_tr
+    check(fits, rule, "Lower --decode-tr, or raise --target-tr.")
     if every_rule:
         protecting = {"--keep-digits": keep_digits, "--protect": protect}
         shared.refuse_ignored(protecting, "choose rules, while --keep-all keeps every one")
@@ -130,12 +122,9 @@ def prune(
     target = own_place("pruned", out, f"{Path(checkpoint).name}-{goal}")
     place = target.directory
     check_absent(place / "checkpoint")
-    if damage is None and (place / "damage").exists():
-        raise ArtifactError(
-            "a damage table that is there must be named",
-            str(place / "damage"),
-            f"Add --damage {place / 'damage'}, or choose another --out.",
-        )
+    remedy = f"Add --damage {place / 'damage'}, or choose another --out."
+    rule, known = "a damage table that is there must be named", place / "damage"
+    require(damage is not None or not known.exists(), ArtifactError, rule, str(known), remedy)
     from umim_core import UMIM
     from umim_core.backbone.devices import default_device
     from umim_core.checkpoint.next_steps import after_pruning
@@ -170,13 +159,11 @@ def prune(
             )
         table.save(place / "damage")
         logger.info("damage table: %s", place / "damage")
-    require(
-        bool(heldout) or table.origin.text_digest == text_digest(list(rows)),
-        ConfigError,
-        "without --heldout, the damage table must be of the text that is not held out",
-        f"one of {table.origin.tokens:,} tokens of other text",
-        "Give --heldout, or the text and limit that were measured.",
-    )
+    same = bool(heldout) or table.origin.text_digest == text_digest(list(rows))
+    rule = "without --heldout, the damage table must be of the text that is not held out"
+    other = f"one of {table.origin.tokens:,} tokens of other text"
+    remedy = "Give --heldout, or the text and limit that were measured."
+    require(same, ConfigError, rule, other, remedy)
     text = flat(list(heldout_rows))
     if target_tr is None:
         cut = keep_all(table, text)
@@ -184,72 +171,67 @@ def prune(
         cut = prune_by_damage(table, text, target_tr, tokenizer, patterns)
     if decode_tr is not None:
         price = cut.rules.require_prices()
-        decode_max_damage = cut_to_reduction(cut.rules, price, text, decode_tr).dearest
+        bound = cut_to_reduction(cut.rules, price, text, decode_tr).dearest
     pruned = umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules)
-    pruned.decoding_under(decode_max_damage).save(place / "checkpoint")  # no bound on other prices
-    decoding = cut.rules if decode_max_damage is None else rules_under(cut.rules, decode_max_damage)
-    name = target.record(place / "checkpoint")
-    dropped = ~cut.kept
-    damage_dropped = float(table.kl[dropped].sum() / table.kl.sum())
-    savings_dropped = float(table.saved_tokens[dropped].sum() / table.saved_tokens.sum())
-    reductions = [by.token_reduction(*text) for by in (umim.matcher, Matcher(decoding))]
+    pruned.decoding_under(bound).save(place / "checkpoint")  # no bound on other prices
+    decoding = cut.rules if bound is None else rules_under(cut.rules, bound)
+    saved = table.saved_tokens
+    before, after_decoding = (by.token_reduction(*text) for by in (umim.matcher, Matcher(decoding)))
     # Prices are estimated nats per occurrence of a rule, over the tokens that one saves.
-    document: dict[str, object] = {
+    found = {
         "checkpoint": str(place / "checkpoint"),
         "damage": str(damage or place / "damage"),
-        "name": name,
+        "name": target.record(place / "checkpoint"),
         "rules_before": len(table.rules),
         "rules": len(cut.rules),
         "rules_met": int((table.occurrences > 0).sum()),
         "measured_tokens": table.origin.tokens,
         "heldout_tokens": heldout_rows.size,
-        "token_reduction_before": reductions[0],
+        "token_reduction_before": before,
         "token_reduction": cut.token_reduction,
         "max_damage": cut.dearest,
-        "damage_dropped": damage_dropped,
-        "savings_dropped": savings_dropped,
+        "damage_dropped": float(table.kl[~cut.kept].sum() / table.kl.sum()),
+        "savings_dropped": float(saved[~cut.kept].sum() / saved.sum()),
         "protect": cut.rules.options.protect,
         "decode_target": decode_tr,
-        "decode_max_damage": decode_max_damage,
+        "decode_max_damage": bound,
         "decode_rules": len(decoding),
-        "decode_token_reduction": reductions[1],
+        "decode_token_reduction": after_decoding,
     }
     lines = [
-        f"{len(table.rules):,} rules, {document['rules_met']:,} of them met in "
-        f"{table.origin.tokens:,} tokens",
-        f"{len(cut.rules):,} rules stay: token reduction {reductions[0]:.2%} -> "
-        f"{cut.token_reduction:.2%} on {heldout_rows.size:,} held-out tokens",
+        "{rules_before:,} rules, {rules_met:,} of them met in {measured_tokens:,} tokens",
+        "{rules:,} rules stay: token reduction {token_reduction_before:.2%} -> "
+        "{token_reduction:.2%} on {heldout_tokens:,} held-out tokens",
+        "the dearest rule that stays costs an estimated {max_damage:.3g} nats per occurrence, "
+        "over the tokens that one saves",
     ]
     if len(cut.rules) < len(table.rules):
         lines.append(
-            f"the others held {damage_dropped:.1%} of the measured divergence and "
-            f"{savings_dropped:.1%} of the saved tokens"
+            "the others held {damage_dropped:.1%} of the measured divergence and "
+            "{savings_dropped:.1%} of the saved tokens"
         )
-    lines.append(
-        f"the dearest rule that stays costs an estimated {cut.dearest:.3g} nats per occurrence, "
-        "over the tokens that one saves"
-    )
-    if patterns and target_tr is not None:
-        lines.append(f"no rule holds: {', '.join(cut.rules.options.protect)}")
-    if decode_max_damage is not None:
+    if bound is not None:
         lines.append(
-            f"generated tokens merge by {len(decoding):,} rules of at most {decode_max_damage} "
-            f"nats per saved token: token reduction {reductions[1]:.2%} of the held-out text"
+            "generated tokens merge by {decode_rules:,} rules of at most {decode_max_damage} "
+            "nats per saved token: token reduction {decode_token_reduction:.2%} of the held-out "
+            "text"
         )
-    if decode_tr is not None and reductions[1] > _NOTABLE * decode_tr:
+    if decode_tr is not None and after_decoding > _NOTABLE * decode_tr:
         lines.append(
-            f"({decode_tr:.2%} were asked for: many rules have the price of the dearest one, as "
-            "rules that were not met do, and a bound takes all of them)"
+            "({decode_target:.2%} were asked for: many rules have the price of the dearest one, "
+            "as rules that were not met do, and a bound takes all of them)"
         )
     lines += [
-        f"checkpoint:   {document['checkpoint']}",
-        f"damage table: {document['damage']}   (--damage: other targets without a new pass)",
-        *([f"name:         {name}   (umim path lists all)"] if name else []),
-        "",
-        "Next, generate, or train a module for the rules that stay:",
+        "checkpoint:   {checkpoint}",
+        "damage table: {damage}   (--damage: other targets without a new pass)",
+        *["name:         {name}   (umim path lists all)"] * (found["name"] is not None),
     ]
+    lines = [line.format(**found) for line in lines]
+    if patterns and target_tr is not None:
+        lines.append(f"no rule holds: {', '.join(cut.rules.options.protect)}")
+    lines += ["", "Next, generate, or train a module for the rules that stay:"]
     lines += after_pruning(place, umim.checkpoint.config, files, reading)
-    emit(document, lines, as_json)
+    emit(found, lines, as_json)
 
 
 def _check_own(table: DamageTable, directory: str, umim: UMIM) -> None:
@@ -262,13 +244,9 @@ def _check_own(table: DamageTable, directory: str, umim: UMIM) -> None:
         "another backbone": (origin.backbone_fingerprint, umim.backbone.fingerprint),
     }
     odd = [part for part, (measured, ours) in pairs.items() if measured != ours]
-    require(
-        not odd,
-        ConfigError,
-        f"{directory} must be the damage table of this checkpoint",
-        f"one of {odd[:1]}",
-        "Leave --damage out to measure it.",
-    )
+    rule = f"{directory} must be the damage table of this checkpoint"
+    remedy = "Leave --damage out to measure it."
+    require(not odd, ConfigError, rule, f"one of {odd[:1]}", remedy)
 
 
 def _rows(
@@ -284,13 +262,9 @@ def _rows(
     for ids in read:
         check_known(int(ids.max(initial=0)), tokenizer)
     whole = [len(ids) // length for ids in read]
-    require(
-        min(whole) > 0 and sum(whole) > 1,
-        CorpusError,
-        f"pruning needs a segment of {length} tokens to measure on and one held out",
-        f"{[len(ids) for ids in read]} tokens",
-        "Give more text or a higher --limit.",
-    )
+    rule = f"pruning needs a segment of {length} tokens to measure on and one held out"
+    found, remedy = [len(ids) for ids in read], "Give more text or a higher --limit."
+    require(min(whole) > 0 and sum(whole) > 1, CorpusError, rule, f"{found} tokens", remedy)
     parts = [segment_rows(ids, length) for ids in read]
     if len(parts) == 1:
         last = max(1, len(parts[0]) // _HELD_OUT)

@@ -55,21 +55,14 @@ def report(
         raise ConfigError(rule, shape, remedy)
     left = Left()
     requests = list(read_requests(tuple(names), kind, left))
-    require(
-        bool(requests),
-        CorpusError,
-        "a log must hold at least one request",
-        "; ".join(left.lines()) or "none",
-        "Log requests as JSON Lines with messages and tools, or name texts.",
-    )
+    rule, found = "a log must hold at least one request", "; ".join(left.lines()) or "none"
+    remedy = "Log requests as JSON Lines with messages and tools, or name texts."
+    require(bool(requests), CorpusError, rule, found, remedy)
     measured = traffic_report(requests, load_tokenizer(tokenizer), (shape, known), gpu_gib)
     lines = _lines(measured, left)
     if html is not None:
-        shared.write_page(
-            html,
-            "umim report",
-            f"<pre style='white-space:pre-wrap'>{escape(chr(10).join(lines))}</pre>",
-        )
+        body = f"<pre style='white-space:pre-wrap'>{escape(chr(10).join(lines))}</pre>"
+        shared.write_page(html, "umim report", body)
     emit({**asdict(measured), "left_out": dict(left.reasons)}, lines, as_json)
 
 

@@ -17,7 +17,6 @@ from umim_core.errors import ArtifactError, ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from umim_core.rules.inspection import Rule
     from umim_core.rules.ruleset import RuleSet
     from umim_core.text.sources import Source
 
@@ -68,14 +67,14 @@ def rules(
     measured = _measure(ruleset, sources[0], known) if sources else None
     leaks = scan_rules(ruleset, known) if scan and known is not None else None
 
-    def entry(rule: Rule) -> dict[str, object]:
-        text = None if known is None else decode(known, rule.ids, special=True)
-        return {"ids": list(rule.ids), "count": rule.count, "text": text}
-
-    def shown(rule: Rule) -> str:
-        return " ".join(map(str, rule.ids)) if known is None else visible(str(entry(rule)["text"]))
-
-    most = top_rules(ruleset, top)
+    most: list[dict[str, Any]] = [
+        {
+            "ids": list(rule.ids),
+            "count": rule.count,
+            "text": None if known is None else decode(known, rule.ids, special=True),
+        }
+        for rule in top_rules(ruleset, top)
+    ]
     document: dict[str, object] = {
         "directory": directory,
         "rules": len(ruleset),
@@ -83,14 +82,17 @@ def rules(
         **ruleset.origin.record(),
         "digest": ruleset.digest,
         "infix_free": ruleset.infix_free,
-        "top": [entry(rule) for rule in most],
+        "top": most,
         "heldout": measured,
         "leaks": None if leaks is None else [asdict(leak) for leak in leaks],
     }
     lines = [*_head(ruleset), "", *_orders(ruleset), ""]
     if most:
         lines += ["Most frequent", f"{'count':>12}{'n':>4}   span"]
-        lines += [f"{rule.count:>12,}{len(rule.ids):>4}   {shown(rule)}" for rule in most] + [""]
+        for rule in most:
+            text = " ".join(map(str, rule["ids"])) if known is None else visible(rule["text"])
+            lines.append(f"{rule['count']:>12,}{len(rule['ids']):>4}   {text}")
+        lines.append("")
     if known is None:
         lines += ["Rules are shown as token ids: no --tokenizer was given to decode them."]
     if measured is not None:
@@ -109,11 +111,11 @@ def _rule_directory(name: str) -> Path:
     for directory in (path / "rules", path / "checkpoint" / "rules", path):
         if (directory / "manifest.json").is_file():
             return directory
-    found = f"{name}, a file" if path.is_file() else name
+    state = ", a file" if path.is_file() else "" if path.exists() else ", which does not exist"
+    known = ", ".join(embedded_names("checkpoint"))
     raise ArtifactError(
-        "rules must be a rule directory, a checkpoint or one of "
-        + ", ".join(embedded_names("checkpoint")),
-        found if path.exists() else f"{name}, which does not exist",
+        f"rules must be a rule directory, a checkpoint or one of {known}",
+        f"{name}{state}",
         "Check the name, or make rules of texts: umim mine TEXTS --tokenizer MODEL --out DIR.",
     )
 

@@ -114,10 +114,8 @@ def serve(
     """
     of_other, rule = _OF_GATEWAY, "must come with --upstream"
     if upstream is not None:
-        of_other, rule = (
-            _OF_ENGINE,
-            "must be given to the server that runs the model, which --upstream names",
-        )
+        of_other = _OF_ENGINE
+        rule = "must be given to the server that runs the model, which --upstream names"
     shared.refuse_named(context, of_other, rule)
     token = secret(api_key_env, "--api-key-env")
     check_listening(host, port, token)
@@ -130,17 +128,14 @@ def serve(
         served = Served.load(
             checkpoint, base=base, name=model_name, merge=merge, dtype=dtype, device=device
         )
-        tokenizer = served.backbone.require_tokenizer()
         if template is not None:
-            tokenizer.chat_template = template
+            served.backbone.require_tokenizer().chat_template = template
         sizes = BatchSizes(max_rows, max_waiting, prefix_cache_mb << 20)
         app = EngineServer(LocalEngine(served, sizes), limits).app(token)
     elif export is None or checkpoint is not None or base:
-        raise ConfigError(
-            "--upstream merges by the spans of an exported model, and runs none",
-            f"--export {export}, checkpoint {checkpoint}",
-            "Give --upstream URL --export DIR.",
-        )
+        rule = "--upstream merges by the spans of an exported model, and runs none"
+        found = f"--export {export}, checkpoint {checkpoint}"
+        raise ConfigError(rule, found, "Give --upstream URL --export DIR.")
     else:
         from umim_core.backbone.fingerprint import tokenizer_fingerprint
         from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -172,22 +167,16 @@ def check_listening(host: str, port: int, token: str | None) -> None:
         loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = host == "localhost"
-    require(
-        loopback or token is not None,
-        ConfigError,
-        "a server that other machines reach needs a token",
-        f"--host {host}",
-        "Name a variable that holds one by --api-key-env, or listen on 127.0.0.1.",
-    )
+    rule = "a server that other machines reach needs a token"
+    remedy = "Name a variable that holds one by --api-key-env, or listen on 127.0.0.1."
+    require(loopback or token is not None, ConfigError, rule, f"--host {host}", remedy)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         socket.create_server(address[:2], family=family).close()
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
-        raise ConfigError(
-            "the server must be able to listen on --host and --port",
-            f"{host}:{port} ({error})",
-            "Stop what listens there, or give another --port.",
-        ) from error
+        rule = "the server must be able to listen on --host and --port"
+        remedy = "Stop what listens there, or give another --port."
+        raise ConfigError(rule, f"{host}:{port} ({error})", remedy) from error
 
 
 def limits_of(
@@ -200,15 +189,9 @@ def limits_of(
 
         from umim_core.serving.guard import Limits
     except ImportError as error:
-        raise MissingExtraError(
-            "umim serve needs starlette, uvicorn, httpx and prometheus-client",
-            str(error),
-            "Install umim[serve].",
-        ) from error
-    return Limits(
-        request_bytes, answer_seconds=answer_seconds, new_tokens=new_tokens,
-        report_cached=report_cached,
-    )  # fmt: skip
+        rule = "umim serve needs starlette, uvicorn, httpx and prometheus-client"
+        raise MissingExtraError(rule, str(error), "Install umim[serve].") from error
+    return Limits(request_bytes, answer_seconds, new_tokens, report_cached)
 
 
 def run_app(app: Starlette, host: str, port: int) -> None:

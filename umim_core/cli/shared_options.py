@@ -76,13 +76,6 @@ ProtectOption = Annotated[
         "newlines; may be repeated."
     ),
 ]
-SpecialTokensOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--special-tokens/--no-special-tokens",
-        help="Add special tokens, a BOS say; by default as the tokenizer does.",
-    ),
-]
 SEGMENT_LENGTH: Final = 512  # tokens, where a rule set does not say
 FORM: Final = {"module_positions": "learned", "residual": "last", "adapter_rank": 8}
 _VALIDATIONS: Final = 4
@@ -165,11 +158,8 @@ def of_context(
     """Return a configuration of the command's options that have its names, and of others."""
     from umim_core.config.model_base import validated
 
-    given = {
-        name: value
-        for name, value in context.params.items()
-        if name in model.model_fields and value is not None
-    }
+    named = ((name, context.params.get(name)) for name in model.model_fields)
+    given = {name: value for name, value in named if value is not None}
     return validated(model, {**given, **other}, "the options")
 
 
@@ -232,8 +222,8 @@ def on_gpu(device: Literal["cpu", "cuda"] | None) -> bool:
 def given_text(argument: str | None) -> str:
     """Return the argument, or stdin for "-" or nothing."""
     if argument is not None and argument != "-":
-        if (error := encoding_error(argument)) is not None:  # so Python marks other bytes
-            raise CorpusError("a text must be UTF-8", str(error), "Convert the text.") from error
+        error = encoding_error(argument)  # so Python marks other bytes
+        require(error is None, CorpusError, "a text must be UTF-8", str(error), "Convert the text.")
         return argument
     if sys.stdin is None or sys.stdin.isatty():
         raise ConfigError("a text must be given", "nothing", "Pass it, or pipe it into stdin.")
@@ -259,12 +249,10 @@ def from_anywhere(name: str) -> str:
 
 def given_rules(rules: Path) -> None:
     """Refuse what is no rule directory, before anything heavy is imported."""
-    if not (rules / "rules.parquet").is_file():
-        raise ConfigError(
-            "--rules must be a rule directory",
-            "nothing" if rules == Path() else str(rules),
-            "Make one: umim mine FILE... --tokenizer MODEL --out DIR.",
-        )
+    named = "nothing" if rules == Path() else str(rules)
+    remedy = "Make one: umim mine FILE... --tokenizer MODEL --out DIR."
+    known = (rules / "rules.parquet").is_file()
+    require(known, ConfigError, "--rules must be a rule directory", named, remedy)
 
 
 def load_umim(
@@ -281,10 +269,8 @@ def load_umim(
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.model.umim import UMIM
 
-    name = checkpoint or default_checkpoint()
-    return UMIM.from_pretrained(
-        name, dtype=dtype, device=device, budget=budget, target_tr=target_tr
-    )
+    options: Any = {"dtype": dtype, "device": device, "budget": budget, "target_tr": target_tr}
+    return UMIM.from_pretrained(checkpoint or default_checkpoint(), **options)
 
 
 def emit_checkpoint(
@@ -338,8 +324,10 @@ def refuse_named(context: typer.Context, names: Collection[str], rule: str) -> N
 
 def refuse_ignored(options: Mapping[str, object], rule: str) -> None:
     """Refuse options that would be ignored; None, False and nothing are not given."""
-    given = {name: value for name, value in options.items() if value not in (None, [])}
-    refused = [f"{name} {value}" for name, value in given.items() if value is not False]
-    if refused:
-        names = " and ".join(options)
-        raise ConfigError(f"{names} {rule}", ", ".join(refused), "Leave them out.")
+    refused = [
+        f"{name} {value}"
+        for name, value in options.items()
+        if value not in (None, []) and value is not False
+    ]
+    names = " and ".join(options)
+    require(not refused, ConfigError, f"{names} {rule}", ", ".join(refused), "Leave them out.")

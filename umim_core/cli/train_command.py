@@ -12,7 +12,6 @@ from umim_core.checkpoint.next_steps import BATCH_SIZE, STEPS
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag
 from umim_core.config.form import ModuleForm, Residual, UnitPositions
-from umim_core.errors import ConfigError
 
 _FORM: Final = {**shared.FORM, "rule_rows": 2048}
 
@@ -20,13 +19,8 @@ _FORM: Final = {**shared.FORM, "rule_rows": 2048}
 def train(
     context: typer.Context,
     model: shared.ModelArgument,
-    files: Annotated[
-        list[str] | None, typer.Argument(help="Text to train on, as umim mine takes it.")
-    ] = None,
+    files: Annotated[list[str], typer.Argument(help="Text to train on, as umim mine takes it.")],
     rules: shared.RulesOption = Path(),
-    text: Annotated[
-        list[str] | None, typer.Option(help="More text; may be given several times.")
-    ] = None,
     kind: shared.KindOption = None,
     field: shared.FieldOption = None,
     split: shared.SplitOption = None,
@@ -67,9 +61,6 @@ def train(
     The last tenth of the text is held out: half to choose the best step, half for a comparison.
     """
     shared.given_rules(rules)
-    named = (*(files or ()), *(text or ()))
-    if not named:
-        raise ConfigError("text to train on must be given", "none", "Name files after the model.")
     from umim_core.checkpoint.checkpoint_index import own_place
 
     target = own_place("trained", out, rules.resolve().name)
@@ -86,8 +77,8 @@ def train(
     plan = {"apart": 50, "rows": 32, "patience": 8}
     use_gpu, loaded = shared.on_gpu(device), RuleSet.load(rules)
     distillation, form, begin = shared.of_training(context, {}, loaded.longest, **plan)
-    places = map(shared.from_anywhere, named)
-    source = source_of(tuple(places), Reading(kind, field, split, config, max_bad))
+    places = tuple(map(shared.from_anywhere, files))
+    source = source_of(places, Reading(kind, field, split, config, max_bad))
     job = TrainJob(
         backbone=shared.from_anywhere(model),
         rules=str(rules.resolve()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -57,7 +58,9 @@ def tune(
     """
     from umim_core.backbone.shape import trained_context
     from umim_core.backbone.tokenizer_files import load_tokenizer
+    from umim_core.checkpoint.checkpoint_files import read_config
     from umim_core.checkpoint.checkpoint_index import own_place
+    from umim_core.serving.model_export import check_exportable
     from umim_core.text.roles import check_roles
     from umim_core.traffic.prompt_rows import prompt_rows
     from umim_core.traffic.requests import Left, read_requests
@@ -77,13 +80,9 @@ def tune(
     tokenizer, most = load_tokenizer(model), trained_context(model)
     # A prompt is answered with REPLY tokens, too.
     rows = list(prompt_rows(requests, tokenizer, merging, left, most, REPLY))
-    require(
-        bool(rows),
-        CorpusError,
-        "logs must hold requests that the model's template writes",
-        "; ".join(left.lines()) or "none",
-        "Log other requests, or name a model with a chat template.",
-    )
+    rule, found = "logs must hold requests that the model's template writes", left.lines()
+    remedy = "Log other requests, or name a model with a chat template."
+    require(bool(rows), CorpusError, rule, "; ".join(found) or "none", remedy)
     options = TuneOptions(
         model=shared.from_anywhere(model),
         roles=merging,
@@ -101,22 +100,12 @@ def tune(
         compared = tune_checkpoint(rows, options, target.directory)
     document = {**asdict(compared), "left_out": dict(left.reasons)}
     lines = [*left.lines("not counted: "), *_lines(compared, time.monotonic() - began)]
-    checkpoint = target.directory / "checkpoint"
-    export = _export(checkpoint, target.directory)
-    shared.emit_checkpoint(target, checkpoint, document, lines, as_json, export, to_serve=True)
-
-
-def _export(checkpoint: Path, out: Path) -> list[str]:
-    """Return the command that makes a model of a checkpoint for other engines, if they read it."""
-    from umim_core.checkpoint.checkpoint_files import read_config
-    from umim_core.serving.model_export import check_exportable
-
-    try:
+    place, checkpoint, export = target.directory, target.directory / "checkpoint", list[str]()
+    with suppress(ConfigError):  # other engines do not read every checkpoint
         check_exportable(read_config(checkpoint))
-    except ConfigError:
-        return []
-    command = ["umim", "export", str(out), "--out", str(out.with_name(f"{out.name}-exported"))]
-    return [f"  {shlex.join(command)}"]
+        exported = str(place.with_name(f"{place.name}-exported"))
+        export.append(f"  {shlex.join(['umim', 'export', str(place), '--out', exported])}")
+    shared.emit_checkpoint(target, checkpoint, document, lines, as_json, export, to_serve=True)
 
 
 def _lines(compared: Comparison, seconds: float) -> list[str]:
@@ -137,10 +126,10 @@ def _lines(compared: Comparison, seconds: float) -> list[str]:
             ),
         ]
         if not compared.trials[-1].replies.keeps:
-            lines += [
+            lines.append(
                 f"None keeps the replies (at most {MOST_NATS:g} times the nats, agreement of at "
                 f"least {LEAST_AGREEMENT:.0%}): the longest spans are taken. More --steps may help."
-            ]
+            )
     lines += [
         "",
         f"held-out conversations  {compared.requests:>8,}   with a reply",

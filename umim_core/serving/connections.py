@@ -41,15 +41,10 @@ def most_connections() -> int:
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn with bounds.
+    """A connection of uvicorn with bounds."""
 
-    Attributes:
-        head_seconds: Until the head of a request must have come.
-        write_seconds: Until a reader must have taken a part of its answer.
-    """
-
-    head_seconds = 30.0
-    write_seconds = 30.0
+    head_seconds = 30.0  # until the head of a request must have come
+    write_seconds = 30.0  # until a reader must have taken a part of its answer
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -124,16 +119,15 @@ class Connection(H11Protocol):
 class _Seldom(logging.Filter):
     """Lets asyncio say once a minute that it cannot accept, not a thousand times a second."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._said = -_BETWEEN_REPORTS
+    said = -_BETWEEN_REPORTS
 
     def filter(self, record: logging.LogRecord) -> bool:
         if "socket.accept()" not in record.getMessage():
             return True
-        seldom = time.monotonic() - self._said >= _BETWEEN_REPORTS
-        self._said = time.monotonic() if seldom else self._said
-        return seldom
+        if time.monotonic() - self.said < _BETWEEN_REPORTS:
+            return False
+        self.said = time.monotonic()
+        return True
 
 
 _seldom: Final = _Seldom()

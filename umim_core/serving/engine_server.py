@@ -20,18 +20,11 @@ from umim_core.serving.tool_calls import CallForm, Calls, Reply
 
 
 class AnswerEngine(Protocol):
-    """One model, in this process or in others.
-
-    Attributes:
-        name: How requests call it.
-        positions: Most tokens of a prompt and its answer; None for no bound.
-        call_form: How the model calls tools; None where that is not known.
-        metrics: Counts of its server.
-    """
+    """One model, in this process or in others."""
 
     name: str
-    positions: int | None
-    call_form: CallForm | None
+    positions: int | None  # most tokens of a prompt and its answer; None for no bound
+    call_form: CallForm | None  # None where it is not known how the model calls tools
     metrics: guard.ServerMetrics
 
     def life(self) -> AbstractAsyncContextManager[None]:
@@ -61,13 +54,8 @@ class EngineServer(guard.ApiServer):
         return self.engine.life()
 
     def _described(self) -> dict[str, Any]:
-        return {
-            "id": self.engine.name,
-            "object": "model",
-            "created": self._began,
-            "owned_by": "umim",
-            "max_model_len": self.engine.positions,
-        }
+        model = {"id": self.engine.name, "object": "model", "owned_by": "umim"}
+        return {**model, "created": self._began, "max_model_len": self.engine.positions}
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})

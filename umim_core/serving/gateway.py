@@ -68,16 +68,9 @@ class _Chat(api.ChatPrompt):
 
 
 class Gateway(guard.ApiServer):
-    """The routes of a gateway.
+    """The routes of a gateway before the engine at ``upstream``, which may want a bearer ``key``.
 
-    Args:
-        upstream: Address of the engine, without ``/v1``.
-        tokenizer: The exported model's.
-        merger: Merges by its spans.
-        limits: Bounds of requests.
-        key: Bearer token that the engine wants; None for none.
-        upstream_masks: Whether the engine itself never writes the ids of spans. Otherwise every
-            request carries a logit bias against them.
+    Unless that engine masks the ids of spans, every request carries a logit bias against them.
     """
 
     def __init__(
@@ -243,11 +236,11 @@ class Gateway(guard.ApiServer):
                 models = _models_of(answer) if answer.status_code == 200 else []
             except api.ApiError:  # a request that needs the engine will say what is wrong
                 models = []
-            lengths = [(entry.get("id"), entry.get("max_model_len")) for entry in models]
             self._models = {
-                name: length if type(length) is int and length > 0 else None
-                for name, length in lengths
-                if isinstance(name, str)
+                one["id"]: length if type(length) is int and length > 0 else None
+                for one in models
+                for length in [one.get("max_model_len")]
+                if isinstance(one.get("id"), str)
             }
             self._known_until = now + (_KNOWN_SECONDS if self._models else _UNKNOWN_SECONDS)
         first = next(iter(self._models), "")
@@ -274,26 +267,15 @@ class Gateway(guard.ApiServer):
     def _masked(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a request with a bias against the ids of spans, whatever bias the client asks for.
 
-        Engines read ids as numbers, by rules of their own, and llama.cpp adds up biases of one id:
-        so an id is written in one way, in a list of pairs as an integer, and the client's for spans
-        are left out.
+        Engines read ids as numbers, by rules of their own: so an id is written in one way.
         """
         if not self._bias:
             return body
         asked = body.get("logit_bias") or {}
-        if isinstance(asked, dict) and all(map(_ID.fullmatch, asked)):
-            return {**body, "logit_bias": {**asked, **self._bias}}
-        if isinstance(asked, list) and all(
-            isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and pair[0] >= 0
-            for pair in asked
-        ):
-            kept = [pair for pair in asked if str(pair[0]) not in self._bias]
-            never = [[int(token), value] for token, value in self._bias.items()]
-            return {**body, "logit_bias": [*kept, *never]}
-        raise api.bad_field(
-            "logit_bias", "logit_bias must be an object or a list of pairs, with plain ids",
-            "something else", 'Write an id as 17, in an object as "17".',
-        )  # fmt: skip
+        if not isinstance(asked, dict) or not all(map(_ID.fullmatch, asked)):
+            rule, remedy = "logit_bias must be an object of plain ids", 'Write an id as "17".'
+            raise api.bad_field("logit_bias", rule, "something else", remedy)
+        return {**body, "logit_bias": {**asked, **self._bias}}
 
     async def _asked(
         self,

@@ -30,16 +30,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from umim_core.errors import UmimError
-from umim_core.serving.openai_api import (
-    CHAT,
-    COMPLETIONS,
-    DONE,
-    MODEL,
-    MODELS,
-    ApiError,
-    api_error,
-    event,
-)
+from umim_core.serving import openai_api as api
 
 MERGE_HEADER: Final = "x-umim-merge"
 _PROMETHEUS: Final = "text/plain; version=0.0.4"
@@ -53,19 +44,12 @@ _log: Final = logging.getLogger("umim.serve")
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a server.
+    """Bounds of a server."""
 
-    Attributes:
-        request_bytes: Largest body.
-        answer_seconds: Until an answer must have ended.
-        new_tokens: Most tokens of an answer, and the default.
-        report_cached: Whether clients learn how much of their prompts was reused.
-    """
-
-    request_bytes: int = 4 << 20
-    answer_seconds: float = 600.0
-    new_tokens: int = 1024
-    report_cached: bool = False
+    request_bytes: int = 4 << 20  # of a body
+    answer_seconds: float = 600.0  # until an answer must have ended
+    new_tokens: int = 1024  # most tokens of an answer, and the default
+    report_cached: bool = False  # whether clients learn how much of their prompts was reused
 
 
 class ServerMetrics:
@@ -136,21 +120,15 @@ class Guard:
         finally:
             self._metrics.in_flight.dec()
             seconds = time.monotonic() - began
-            path = MODELS if path.startswith(MODELS + "/") else path
+            path = api.MODELS if path.startswith(api.MODELS + "/") else path
             label = path if path in self._paths else "other"
             status = status or 500  # starlette answers what nobody caught, outside of this
             self._metrics.requests.labels(label, str(status)).inc()
             self._metrics.seconds.labels(label).observe(seconds)
-            line = {
-                "method": scope["method"],
-                "path": label,
-                "status": status,
-                "seconds": round(seconds, 4),
-                "bytes": size,
-            }
-            _log.info("%s", json.dumps(line))
+            line = {"method": scope["method"], "path": label, "status": status}
+            _log.info("%s", json.dumps(line | {"seconds": round(seconds, 4), "bytes": size}))
 
-    def _refused(self, path: str, headers: Headers) -> ApiError | None:
+    def _refused(self, path: str, headers: Headers) -> api.ApiError | None:
         if self._tokens:
             given = [value for name, value in headers.raw if name == b"authorization"]
             scheme, _, value = (given[0] if len(given) == 1 else b"").partition(b" ")
@@ -158,18 +136,18 @@ class Guard:
             known = scheme.lower() == b"bearer" and value.strip() and any(fits)
             rule = "requests need the server's bearer token"
             fine = known or path in _OPEN
-            return None if fine else ApiError(401, "unauthorized", rule, "none that fits")
+            return None if fine else api.ApiError(401, "unauthorized", rule, "none that fits")
         host, remedy = headers.get("host", "").lower(), "Name a token by --api-key-env."
         if not _LOCAL.fullmatch(host):
             rule = "without a token the host must be 127.0.0.1, localhost or [::1]"
-            return ApiError(400, "unknown_host", rule, "another one", remedy)
+            return api.ApiError(400, "unknown_host", rule, "another one", remedy)
         sites = {site.strip().lower() for site in headers.getlist("sec-fetch-site")}
         origins = {origin.lower().partition("://")[2] for origin in headers.getlist("origin")}
         if origins <= {host} and sites <= {"same-origin", "none"}:
             return None
         rule = "web pages of other sites may not use a server without a token"
         found = "an Origin or Sec-Fetch-Site of another site"
-        return ApiError(403, "cross_site", rule, found, remedy)
+        return api.ApiError(403, "cross_site", rule, found, remedy)
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
@@ -183,15 +161,11 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                     if len(body) > limits.request_bytes:
                         break
     except TimeoutError:
-        raise ApiError(
-            408, "slow_body", f"a body must come within {_BODY_SECONDS} s",
-            f"{len(body)} bytes", "Send it faster.",
-        ) from None  # fmt: skip
+        rule, remedy = f"a body must come within {_BODY_SECONDS} s", "Send it faster."
+        raise api.ApiError(408, "slow_body", rule, f"{len(body)} bytes", remedy) from None
     if max(size, len(body)) > limits.request_bytes:
-        raise ApiError(
-            413, "too_large", f"a body may have {limits.request_bytes} bytes", "more",
-            "Shorten the request.",
-        )  # fmt: skip
+        rule, remedy = f"a body may have {limits.request_bytes} bytes", "Shorten the request."
+        raise api.ApiError(413, "too_large", rule, "more", remedy)
     return bytes(body)
 
 
@@ -199,13 +173,12 @@ def merging_wanted(request: Request) -> bool:
     """Return whether a request lets its prompt be merged: its header says ``on``, or nothing."""
     said = request.headers.get(MERGE_HEADER, "on").lower()
     if said not in ("on", "off"):
-        raise ApiError(400, "invalid_header", f"{MERGE_HEADER} must be on or off", said)
+        raise api.ApiError(400, "invalid_header", f"{MERGE_HEADER} must be on or off", said)
     return said == "on"
 
 
 def error_response(error: UmimError) -> JSONResponse:
-    """Return the answer that reports an error."""
-    shown = api_error(error)
+    shown = api.api_error(error)
     return JSONResponse(shown.document(), shown.status, shown.headers)
 
 
@@ -215,7 +188,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         code = "method_not_allowed" if error.status_code == 405 else "unknown_path"
         rule = "path and method must be ones that are served"
-        shown = ApiError(error.status_code, code, rule, f"{request.method} {request.url.path}")
+        shown = api.ApiError(error.status_code, code, rule, f"{request.method} {request.url.path}")
         return JSONResponse(shown.document(), error.status_code, dict(error.headers or {}))
     return JSONResponse({}, 499)  # the client has gone, nobody reads this
 
@@ -228,11 +201,9 @@ def deadline(seconds: float) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-def _too_late() -> ApiError:
-    return ApiError(
-        504, "timeout", "an answer must end in time", "it has not",
-        "Ask for fewer tokens, or raise --answer-seconds.",
-    )  # fmt: skip
+def _too_late() -> api.ApiError:
+    rule, remedy = "an answer must end in time", "Ask for fewer tokens, or raise --answer-seconds."
+    return api.ApiError(504, "timeout", rule, "it has not", remedy)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result], until: float) -> Result:
@@ -262,12 +233,9 @@ def guarded(
     routes: Sequence[Route],
     token: str | None,
     metrics: ServerMetrics,
-    life: Callable[[Starlette], AbstractAsyncContextManager[None]],
+    life: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
 ) -> Starlette:
-    """Return an application of routes behind a guard; ``/metrics`` is added.
-
-    ``life`` starts and stops with the application.
-    """
+    """Return an application of routes behind a guard, and of ``/metrics``; both live together."""
 
     async def counted(request: Request) -> Response:
         return Response(generate_latest(metrics.registry), media_type=_PROMETHEUS)
@@ -288,10 +256,10 @@ class ApiServer(ABC):
     def app(self, token: str | None) -> Starlette:
         """Return the application, for requests with a bearer token; its engine lives with it."""
         routes = [
-            Route(CHAT, partial(self.answer, CHAT), methods=["POST"]),
-            Route(COMPLETIONS, partial(self.answer, COMPLETIONS), methods=["POST"]),
-            Route(MODELS, self.models, methods=["GET"]),
-            Route(MODEL, self.model, methods=["GET"]),
+            Route(api.CHAT, partial(self.answer, api.CHAT), methods=["POST"]),
+            Route(api.COMPLETIONS, partial(self.answer, api.COMPLETIONS), methods=["POST"]),
+            Route(api.MODELS, self.models, methods=["GET"]),
+            Route(api.MODEL, self.model, methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
         ]
         return guarded(routes, token, self.metrics, lambda app: self.life())
@@ -336,8 +304,8 @@ class EventStream(StreamingResponse):
             except TimeoutError:
                 document = _too_late().document()
             except UmimError as error:
-                document = api_error(error).document()
-            yield DONE if document is None else event(document)
+                document = api.api_error(error).document()
+            yield api.DONE if document is None else api.event(document)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

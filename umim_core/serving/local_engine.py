@@ -40,15 +40,8 @@ from umim_core.inference.prefix_store import PrefixStore
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import PromptIds
+from umim_core.serving import openai_api as api
 from umim_core.serving.guard import ServerMetrics
-from umim_core.serving.openai_api import (
-    AnyBody,
-    ApiError,
-    ChatBody,
-    CompletionBody,
-    bad_field,
-    try_later,
-)
 from umim_core.serving.prompt_reader import PromptReader
 from umim_core.serving.tool_calls import CallForm, Calls
 from umim_core.text.roles import USER, Role
@@ -84,60 +77,37 @@ Event = Started | Piece | UmimError
 
 @dataclass(eq=False)
 class Job:
-    """One request.
-
-    Attributes:
-        prompt: Raw ids, with the parts that may merge.
-        options: What ``GenerateOptions.of_model`` returns.
-        marks: Special tokens that are shown.
-        shorten: Whether fewer tokens will do where the context has no room for as many.
-        deliver: Called in the worker's thread with the events of a forward.
-        cancelled: Set by whoever no longer wants the answer.
-        overtaken: How many smaller requests began before it that came after it.
-    """
+    """One request."""
 
     prompt: PromptIds
-    options: GenerateOptions
-    shorten: bool
+    options: GenerateOptions  # those of the model filled in
+    shorten: bool  # whether fewer tokens will do where the context has no room for as many
     stops: tuple[str, ...]
-    marks: frozenset[str]
-    deliver: Callable[[list[Event]], None]
-    cancelled: bool = False
-    overtaken: int = 0
+    marks: frozenset[str]  # special tokens that are shown
+    deliver: Callable[[list[Event]], None]  # called in the worker's thread, once a forward
+    cancelled: bool = False  # set by whoever no longer wants the answer
+    overtaken: int = 0  # smaller requests that began before it and came after it
     _texts: list[tuple[int, Row, TextStream]] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Sizes of a worker's batch.
-
-    Attributes:
-        max_rows: Rows that run at once.
-        max_waiting: Requests that may wait for a row.
-        kept_bytes: Bytes of columns that are kept for prompts that begin alike.
-    """
+    """Sizes of a worker's batch."""
 
     max_rows: int = 16
-    max_waiting: int = 256
-    kept_bytes: int = 1 << 30
+    max_waiting: int = 256  # requests that may wait for a row
+    kept_bytes: int = 1 << 30  # of columns that are kept for prompts that begin alike
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model as it is served.
-
-    Attributes:
-        name: How requests call it.
-        merged_model: The model; without rules it reads raw tokens.
-        raw_tail: Last tokens of a prompt, and of each message of a chat, that stay raw.
-        roles: Whose contents of a chat merge.
-    """
+    """A model as it is served."""
 
     name: str
-    merged_model: MergedModel
+    merged_model: MergedModel  # without rules it reads raw tokens
     merge: Merge
-    raw_tail: int
-    roles: tuple[Role, ...] = USER
+    raw_tail: int  # of a prompt, and of each message of a chat
+    roles: tuple[Role, ...] = USER  # whose contents of a chat merge
 
     @classmethod
     def load(
@@ -156,11 +126,9 @@ class Served:
         """
         if base:
             if checkpoint is None or merge not in (None, "none"):
-                raise ConfigError(
-                    "--base serves a model that is named, and merges nothing",
-                    f"model {checkpoint}, --merge {merge}",
-                    "Name a model, or leave --base out.",
-                )
+                rule = "--base serves a model that is named, and merges nothing"
+                remedy = "Name a model, or leave --base out."
+                raise ConfigError(rule, f"model {checkpoint}, --merge {merge}", remedy)
             backbone = load_backbone(checkpoint, dtype=dtype, device=device)
             return cls(name or checkpoint, MergedModel.without_merging(backbone), "none", 0)
         source = checkpoint or default_checkpoint()
@@ -189,7 +157,7 @@ class LocalEngine:
         self._served, self._sizes = served, sizes
         # No request could do what the model's own settings name and no option changes.
         for temperature in (0, None):
-            body = CompletionBody(prompt="", temperature=temperature)
+            body = api.CompletionBody(prompt="", temperature=temperature)
             self._options(body, served.merge, 1).check(served.merged_model, 1)
         self._reader = PromptReader(tokenizer, served.roles)
         core = tokenizer.backend_tokenizer
@@ -227,7 +195,7 @@ class LocalEngine:
         return self.runs
 
     async def events(
-        self, body: AnyBody, calls: Calls | None, merging: bool, new_tokens: int
+        self, body: api.AnyBody, calls: Calls | None, merging: bool, new_tokens: int
     ) -> AsyncGenerator[Event, None]:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[list[Event]]()
 
@@ -244,8 +212,8 @@ class LocalEngine:
         except UmimError as error:
             yield error
             return
+        running = options.samples
         try:
-            running = job.options.samples
             while running:
                 for event in await events.get():
                     yield event
@@ -257,7 +225,7 @@ class LocalEngine:
                 job.cancelled = True
                 self._changed.notify()
 
-    def _options(self, body: AnyBody, merge: Merge, new_tokens: int) -> GenerateOptions:
+    def _options(self, body: api.AnyBody, merge: Merge, new_tokens: int) -> GenerateOptions:
         """Sample as OpenAI's, whatever the model's own generation_config says."""
         greedy = body.temperature == 0
         sampled, given = not greedy or (body.n or 1) > 1, dict[str, Any](n=1)
@@ -276,26 +244,26 @@ class LocalEngine:
             **given,
         ).of_model(self._served.backbone)
 
-    async def _prompt(self, body: AnyBody, merge: Merge, calls: Calls | None) -> PromptIds:
+    async def _prompt(self, body: api.AnyBody, merge: Merge, calls: Calls | None) -> PromptIds:
         model = self._served.merged_model
         by_units = merge != "none" and model.unit_positions == "compact"
         most = self.positions and self.positions * (model.longest if by_units else 1)
-        prompt = body if isinstance(body, ChatBody) else body.prompt
+        prompt = body if isinstance(body, api.ChatBody) else body.prompt
         read = await self._reader.read(prompt, most, calls)
         if merge != "none" and read.unmerged:
             self.metrics.stays_raw("template", read.unmerged)
         return read
 
     def _submit(self, job: Job) -> None:
-        """Let a request wait for its turn."""
-        if job.options.samples > self._sizes.max_rows:
-            raise bad_field("n", f"n must be at most {self._sizes.max_rows}", job.options.samples)
+        most = self._sizes.max_rows
+        if job.options.samples > most:
+            raise api.bad_field("n", f"n must be at most {most}", job.options.samples)
         with self._changed:
             if not self.runs:
                 raise _ended()
             if len(self._waiting) >= self._sizes.max_waiting:
                 rule = f"at most {self._sizes.max_waiting} requests may wait"
-                raise try_later("overloaded", rule, len(self._waiting))
+                raise api.try_later("overloaded", rule, len(self._waiting))
             self._waiting.append(job)
             self._changed.notify()
 
@@ -425,9 +393,9 @@ def _out_of_memory(error: MemoryError | RuntimeError) -> bool:
     return any(text in str(error) for text in ("DefaultCPUAllocator", "STATUS_ALLOC_FAILED"))
 
 
-def _no_memory(needed: str) -> ApiError:
-    return try_later("out_of_memory", "the memory must have room for what runs", needed)
+def _no_memory(needed: str) -> api.ApiError:
+    return api.try_later("out_of_memory", "the memory must have room for what runs", needed)
 
 
-def _ended() -> ApiError:
-    return try_later("unavailable", "the engine must run", "it has stopped")
+def _ended() -> api.ApiError:
+    return api.try_later("unavailable", "the engine must run", "it has stopped")

@@ -56,34 +56,24 @@ def check_exportable(config: CheckpointConfig, *, gguf: bool = False) -> None:
         rule = f"{name} must be {value} in a model that other engines read"
         found = getattr(config, name)
         require(found == value, ConfigError, rule, found, remedy)
-    require(
-        not (config.adapter_rank and gguf),
-        ConfigError,
-        "a model with adapters has no GGUF file: llama.cpp and OpenVINO cannot apply them",
-        f"adapter_rank {config.adapter_rank}",
-        "Leave out --gguf and use vLLM, or export a checkpoint without adapters.",
-    )
-    require(
-        not config.adapter_rank or family in ARCHITECTURES,
-        ConfigError,
-        f"adapters are exported of {', '.join(ARCHITECTURES)}",
-        f"{config.backbone} is {family}",
-        "Use umim serve, or export a checkpoint without adapters.",
-    )
+    rule = "a model with adapters has no GGUF file: llama.cpp and OpenVINO cannot apply them"
+    remedy = "Leave out --gguf and use vLLM, or export a checkpoint without adapters."
+    found = f"adapter_rank {config.adapter_rank}"
+    require(not (config.adapter_rank and gguf), ConfigError, rule, found, remedy)
+    rule, found = f"adapters are exported of {', '.join(ARCHITECTURES)}", config.backbone
+    remedy = "Use umim serve, or export a checkpoint without adapters."
+    fits = not config.adapter_rank or family in ARCHITECTURES
+    require(fits, ConfigError, rule, f"{found} is {family}", remedy)
 
 
 def export_model(
     umim: UMIM, rules: RuleSet, out: Path, *, raw_tail: int | None = None, gguf: bool = False
 ) -> None:
-    """Write a model with one more id for each span.
+    """Write a model with one more id for each span; the rules it has itself have no part in it.
 
-    Args:
-        umim: The model; its own rules have no part in it.
-        rules: The spans; the one at place i of the sorted rules gets the id V + i.
-        out: Directory to write; it must not exist yet.
-        raw_tail: Last tokens of each part of a prompt that stay raw; None for what the checkpoint
-            recommends, 16 where it recommends no merging.
-        gguf: Whether to write a GGUF file, too.
+    The span at place i of the sorted rules gets the id V + i. The last ``raw_tail`` tokens of each
+    part of a prompt stay raw: by default as the checkpoint recommends, 16 where it recommends no
+    merging.
     """
     config = umim.checkpoint.config
     check_exportable(config, gguf=gguf)
@@ -92,10 +82,9 @@ def export_model(
     check_raw_tail(tail, "prompt")
     backbone = umim.backbone
     tokenizer = backbone.require_tokenizer()
-    rules.check_for_module(
-        backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
-    )
-    spans = PromptMerger(rules, backbone.vocab_size, tail, config.roles)
+    size = backbone.vocab_size
+    rules.check_for_module(backbone.tokenizer_fingerprint, size, backbone.special_ids)
+    spans = PromptMerger(rules, size, tail, config.roles)
     rows = surrogates(umim, spans)
     model = _widened(backbone, rows)
     _check(backbone, model, rows[:_PROBE])
@@ -180,13 +169,10 @@ def _scale(backbone: Backbone) -> float:
     ids = torch.arange(min(backbone.vocab_size, 64), device=backbone.device)
     stored, read = backbone.embedding_weight[ids].double(), backbone.embed(ids).double()
     scale = float((stored * read).sum() / (stored * stored).sum())
-    require(
-        torch.allclose(stored * scale, read, rtol=_TOLERANCE.get(backbone.dtype, 1e-4)),
-        BackboneError,
-        "embeddings must be the rows of a matrix, or a multiple of them",
-        backbone.name,
-        "Other engines could not read merged spans as rows; use umim serve.",
-    )
+    same = torch.allclose(stored * scale, read, rtol=_TOLERANCE.get(backbone.dtype, 1e-4))
+    rule = "embeddings must be the rows of a matrix, or a multiple of them"
+    remedy = "Other engines could not read merged spans as rows; use umim serve."
+    require(same, BackboneError, rule, backbone.name, remedy)
     return scale
 
 
@@ -198,10 +184,7 @@ def _check(backbone: Backbone, model: PreTrainedModel, rows: Tensor) -> None:
     new = torch.cat([ids, torch.arange(len(rows), device=ids.device) + backbone.vocab_size])
     logits = model(input_ids=new[None]).logits[..., : backbone.vocab_size]
     off = float((logits - wanted).float().norm() / wanted.float().norm())
-    require(
-        off <= _TOLERANCE.get(backbone.dtype, 1e-4),
-        BackboneError,
-        "a model with more rows must read merged spans as our engine does",
-        f"{backbone.name}: logits differ by {off:.1e} of their norm",
-        "Other engines cannot run it merged; use umim serve.",
-    )
+    rule = "a model with more rows must read merged spans as our engine does"
+    found = f"{backbone.name}: logits differ by {off:.1e} of their norm"
+    remedy = "Other engines cannot run it merged; use umim serve."
+    require(off <= _TOLERANCE.get(backbone.dtype, 1e-4), BackboneError, rule, found, remedy)

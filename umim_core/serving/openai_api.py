@@ -73,12 +73,6 @@ _IGNORED: Final = (
     "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier",
     "store", "user",
 )  # fmt: skip
-# Status and code of the library's errors; clients cut their messages at OpenAI's name for a length.
-_CODES: Final[dict[type[UmimError], tuple[int, str]]] = {
-    NumericalError: (500, "numerical_error"),
-    ContextLengthError: (400, "context_length_exceeded"),
-    UmimError: (400, "invalid_request"),
-}
 # What is said of values but numbers: they may be of a prompt.
 _KINDS: Final = {
     dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null",
@@ -94,14 +88,7 @@ _TYPES: Final = {
 
 
 class ApiError(UmimError):
-    """A request cannot be answered.
-
-    Args:
-        status: HTTP status.
-        code: Short name of the reason, for programs.
-        rule: See ``UmimError``; so are value and remedy.
-        param: The field at fault, if it is one.
-    """
+    """A request cannot be answered: ``code`` names the reason for programs, ``param`` the field."""
 
     def __init__(
         self,
@@ -151,10 +138,12 @@ def api_error(error: UmimError) -> ApiError:
     """Return an error of the library as one of the interface: 400, but for numbers gone wrong."""
     if isinstance(error, ApiError):
         return error
-    status, code = next(found for kind, found in _CODES.items() if isinstance(error, kind))
-    remedy = error.remedy  # of a length it names options of Python
-    if isinstance(error, ContextLengthError):
-        remedy = "Shorten the prompt, or ask for fewer tokens."
+    status, code, remedy = 400, "invalid_request", error.remedy
+    if isinstance(error, NumericalError):
+        status, code = 500, "numerical_error"
+    elif isinstance(error, ContextLengthError):  # clients cut their messages at OpenAI's name
+        code = "context_length_exceeded"
+        remedy = "Shorten the prompt, or ask for fewer tokens."  # its own names options of Python
     return ApiError(status, code, error.rule, error.value, remedy)
 
 
@@ -330,10 +319,6 @@ class ChatPrompt(_Fields):
             raise ValueError("must name each role once")
         return roles
 
-    def offered(self) -> list[dict[str, Any]]:
-        """Return the tools as a template reads them, as they came."""
-        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
-
 
 class ChatBody(Body, ChatPrompt):
     max_completion_tokens: _Count = None
@@ -360,9 +345,8 @@ def read_json(raw: bytes) -> dict[str, Any]:
     try:
         document = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
-        raise ApiError(
-            400, "invalid_json", "a body must be JSON", str(error)[:100], "Send a JSON object."
-        ) from error
+        rule, remedy = "a body must be JSON", "Send a JSON object."
+        raise ApiError(400, "invalid_json", rule, str(error)[:100], remedy) from error
     if not isinstance(document, dict):
         rule, found = "a body must be a JSON object", _KINDS.get(type(document), document)
         raise ApiError(400, "invalid_json", rule, found)
@@ -375,10 +359,9 @@ def parse_body(path: str, raw: bytes) -> AnyBody:
     prompt = document.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
-            raise ApiError(
-                400, "unsupported", "a request holds one prompt", f"{len(prompt)} prompts",
-                "Send one request each; they run together.", param="prompt",
-            )  # fmt: skip
+            rule, remedy = "a request holds one prompt", "Send one request each; they run together."
+            found = f"{len(prompt)} prompts"
+            raise ApiError(400, "unsupported", rule, found, remedy, param="prompt")
         document["prompt"] = prompt = prompt[0]
     other = IdsBody if isinstance(prompt, list) else CompletionBody
     try:
@@ -398,11 +381,9 @@ def _field_error(error: ErrorDetails, document: Any) -> ApiError:
         document = document.get(step) if isinstance(document, dict) else document[int(step)]
     param, value = ".".join(place), error["input"]
     if error["type"] == "extra_forbidden" and param in _UNSUPPORTED:
-        return ApiError(
-            400, "unsupported", f"{param} is not supported by UMIM's own engine",
-            "a request that sets it", "Leave it out, or serve an exported model by another "
-            "engine behind `umim serve --upstream`.", param=param,
-        )  # fmt: skip
+        rule, found = f"{param} is not supported by UMIM's own engine", "a request that sets it"
+        remedy = "Leave it out, or serve an exported model behind `umim serve --upstream`."
+        return ApiError(400, "unsupported", rule, found, remedy, param=param)
     if error["type"] == "extra_forbidden":
         rule, remedy = "fields must be ones that this server knows", "Leave it out."
         return ApiError(400, "unknown_field", rule, param, remedy, param=param)

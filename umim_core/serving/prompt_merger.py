@@ -125,15 +125,10 @@ class PromptMerger:
         ids: Sequence[int] | NDArray[np.integer],
         ranges: Sequence[tuple[int, int]] | None = None,
     ) -> list[int]:
-        """Merge the spans of a prompt.
+        """Merge the spans of raw ids [T] below V; ``expand`` gives these back.
 
-        Args:
-            ids: Raw ids [T], each below V.
-            ranges: Tokens that may merge, as (first, end), in order and apart; each range is
-                matched on its own. None: the whole prompt.
-
-        Returns:
-            Ids below V + K; ``expand`` gives the raw ones back.
+        Ranges are the tokens that may merge, as (first, end), in order and apart; each is matched
+        on its own. None: the whole prompt.
         """
         raw = id_array(ids, self.vocab_size)
         check_parts(() if ranges is None else ranges, len(raw))
@@ -149,7 +144,8 @@ class PromptMerger:
     def expand(self, ids: Sequence[int] | NDArray[np.integer]) -> list[int]:
         """Return the raw ids that merged ones stand for."""
         merged = id_array(ids, self.vocab_size + len(self.rules))
-        index = np.maximum(merged - self.vocab_size, 0)
-        rows = np.where((merged < self.vocab_size)[:, None], -1, self.spans[index])
-        rows[:, 0] = np.where(merged < self.vocab_size, merged, rows[:, 0])
+        rows = self.spans[np.maximum(merged - self.vocab_size, 0)]
+        raw = merged < self.vocab_size
+        rows[raw] = -1
+        rows[raw, 0] = merged[raw]
         return [int(token) for token in rows[rows >= 0]]

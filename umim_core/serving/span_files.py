@@ -55,20 +55,15 @@ _One = Annotated[int, Field(ge=1, le=1)]  # a literal would take true
 class SpanRecord(BaseModel):
     """Content of ``umim_spans.json``, see above.
 
-    Attributes:
-        format: Version of the two files.
-        policy: Version of the way in which prompts merge: longest span first, left to right, every
-            part of a prompt on its own.
-        vocab_size: Rows V of the model before the export; span i has the id V + i.
-        raw_tail: Last tokens of each part of a prompt that stay raw, unless a caller says it.
-        roles: Whose contents of a chat are such parts, likewise.
+    ``policy`` 1: longest span first, left to right, every part of a prompt on its own. ``roles``
+    and ``raw_tail`` say what these parts are, unless a caller does.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     format: _One
     policy: _One
-    vocab_size: PositiveInt
+    vocab_size: PositiveInt  # rows V of the model before the export; span i has the id V + i
     spans: PositiveInt
     raw_tail: NonNegativeInt
     tokenizer_fingerprint: str

@@ -35,15 +35,10 @@ _MOST: Final = 1 << 16  # characters of a call
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a model writes calls.
+    """How a model writes calls."""
 
-    Attributes:
-        template: Its tokenizer's response template; None for the marks.
-        shown: Special tokens that must be shown to find calls.
-    """
-
-    template: dict[str, Any] | None
-    shown: frozenset[str]
+    template: dict[str, Any] | None  # its tokenizer's response template; None for the marks
+    shown: frozenset[str]  # special tokens that must be shown to find calls
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> CallForm | None:
@@ -64,42 +59,36 @@ class CallForm:
 
 @dataclass(frozen=True)
 class Calls:
-    """What one request says of calls.
-
-    Attributes:
-        begun: What its replies begin with, written behind the prompt: a call that must come.
-        single: Whether a reply has one call at most.
-    """
+    """What one request says of calls."""
 
     form: CallForm
     tools: list[dict[str, Any]]
-    begun: str
-    single: bool
+    begun: str  # what replies begin with, written behind the prompt: a call that must come
+    single: bool  # whether a reply has one call at most
 
     @classmethod
     def of(cls, asked: ChatPrompt, form: CallForm | None) -> Calls | None:
         """Return what a request says of calls; None where there are to be none."""
         choice = asked.tool_choice
         named = choice.function.name if choice.function else None
-        tools, must = asked.offered(), choice.type in ("required", "function")
+        tools = [tool.model_dump(exclude_unset=True) for tool in asked.tools]  # as they came
+        must = choice.type in ("required", "function")
         if not tools or choice.type == "none":
             if must:
                 raise bad_field("tool_choice", "tool_choice needs tools", "none", "Add tools.")
             return None
         if form is None:
-            raise bad_field(
-                "tools", "tools need a model whose template says how it calls them, in "
-                f"{_OPEN} and JSON, or whose tokenizer has a response template", "another one",
-                "Leave them out, or serve another model.",
-            )  # fmt: skip
+            rule = "tools need a model whose template says how it calls them, in "
+            rule += f"{_OPEN} and JSON, or whose tokenizer has a response template"
+            remedy = "Leave them out, or serve another model."
+            raise bad_field("tools", rule, "another one", remedy)
         names = {tool["function"]["name"] for tool in tools}
         if choice.type == "function" and named not in names:
             raise bad_field("tool_choice", "tool_choice must name one of the tools", named)
         if must and form.template is not None:
-            raise bad_field(
-                "tool_choice", "tool_choice must be auto or none with this model", "another choice",
-                "Its form of calls is not one that a reply can be begun in.",
-            )  # fmt: skip
+            rule = "tool_choice must be auto or none with this model"
+            remedy = "Its form of calls is not one that a reply can be begun in."
+            raise bad_field("tool_choice", rule, "another choice", remedy)
         begun = _OPEN + '\n{"name": "' if must else ""
         if named is not None:
             begun += json.dumps(named, ensure_ascii=False)[1:] + ', "arguments":'
@@ -107,17 +96,11 @@ class Calls:
 
 
 class Reply:
-    """One reply as it comes; what is no call of ``asked``, or with None all of it, is its text.
-
-    Attributes:
-        text: Its text so far.
-        calls: Its calls that are whole, in OpenAI's form.
-        finish: Why it ended; None if it goes on.
-    """
+    """One reply as it comes; what is no call of ``asked``, or with None all of it, is its text."""
 
     def __init__(self, asked: Calls | None) -> None:
-        self.text, self.calls = "", list[dict[str, Any]]()
-        self.finish: str | None = None
+        self.text, self.calls = "", list[dict[str, Any]]()  # so far; calls that are whole
+        self.finish: str | None = None  # why it ended
         self._asked, self._held = asked, asked.begun if asked else ""
         self._bare: bool | None = None  # whether the reply may be JSON alone; None: not known yet
         self._searched = 0  # characters of the text held that have no closing mark

@@ -24,21 +24,16 @@ from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.platforms import current_platform
 
-from umim_core.errors import ArtifactError, ConfigError
+from umim_core.errors import ArtifactError, ConfigError, require
 from umim_core.serving.span_files import read_adapters, read_record
 
 
 class _Gate:
-    """The merged rows among the tokens that a model reads; all its layers share one gate.
-
-    Attributes:
-        mask: 1 at merged rows, else 0 [most tokens, 1].
-        rows: Their places [M] (int64) where rows are gathered; None if there are none.
-    """
+    """The merged rows among the tokens that a model reads; all its layers share one gate."""
 
     def __init__(self, config: VllmConfig) -> None:
-        self.mask = torch.zeros(config.scheduler_config.max_num_batched_tokens, 1)
-        self.rows: Tensor | None = None
+        self.mask = torch.zeros(config.scheduler_config.max_num_batched_tokens, 1)  # 1 at them
+        self.rows: Tensor | None = None  # their places [M] where rows are gathered, if any
         eager = config.compilation_config.mode == CompilationMode.NONE
         self.gathers = eager and current_platform.is_cpu()
 
@@ -95,10 +90,8 @@ class _Adapted:
                     pairs = [tuple(part[number] for part in matrices[n]) for n in names]
                     linear.register_forward_hook(_Addition(self._gate, pairs))
                     left.difference_update(names)
-            if left:
-                raise ArtifactError(
-                    "adapters must be of linear maps of the model", sorted(left), "Export it again."
-                )
+            rule = "adapters must be of linear maps of the model"
+            require(not left, ArtifactError, rule, sorted(left), "Export it again.")
 
     def forward(self, input_ids: Tensor, *args: Any, **options: Any) -> Any:
         """Return what the model does, with adapters where an id [N] is a span's."""
@@ -108,22 +101,18 @@ class _Adapted:
 
 def _check(config: VllmConfig) -> None:
     """Refuse what the additions do not reach, or would be wrong with."""
-    for option, value in (
-        (
-            "--tensor-parallel-size and --pipeline-parallel-size",
-            config.parallel_config.world_size > 1,
-        ),
-        ("--enable-lora", config.lora_config),
-        ("--quantization", config.quant_config),
-        ("--enable-prompt-embeds", config.model_config.enable_prompt_embeds),
-        ("--enable-dbo", config.parallel_config.use_ubatching),
-    ):
-        if value:
-            raise ConfigError(
-                "a model with adapters runs whole on each device, as it was exported",
-                option,
-                "Leave it out; --data-parallel-size is for several devices.",
-            )
+    parallel = config.parallel_config
+    given = {
+        "--tensor-parallel-size and --pipeline-parallel-size": parallel.world_size > 1,
+        "--enable-lora": config.lora_config,
+        "--quantization": config.quant_config,
+        "--enable-prompt-embeds": config.model_config.enable_prompt_embeds,
+        "--enable-dbo": parallel.use_ubatching,
+    }
+    refused = [option for option, value in given.items() if value]
+    rule = "a model with adapters runs whole on each device, as it was exported"
+    remedy = "Leave it out; --data-parallel-size is for several devices."
+    require(not refused, ConfigError, rule, ", ".join(refused), remedy)
 
 
 class UmimLlamaForCausalLM(_Adapted, LlamaForCausalLM):  # type: ignore[misc]  # no types here

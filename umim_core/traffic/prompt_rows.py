@@ -28,20 +28,13 @@ _NO_TOOLS: Final = "tools written into the system prompt: the model's template k
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A request in ids.
-
-    Attributes:
-        place, conversation: As in ``Request``.
-        prompt: Ids of the prompt [T], the beginning of a reply at its end.
-        parts: What may merge of it, as (first token, end).
-        reply: Ids of the reply, without its end; none where the log holds no reply.
-    """
+    """A request in ids."""
 
     place: str
     conversation: str
-    prompt: NDArray[np.int64]
-    parts: Parts
-    reply: NDArray[np.int64]
+    prompt: NDArray[np.int64]  # [T], the beginning of a reply at its end
+    parts: Parts  # what may merge of it, as (first token, end)
+    reply: NDArray[np.int64]  # without its end; empty where the log holds none
 
 
 def prompt_rows(

@@ -56,65 +56,42 @@ SHAPES: Final = {  # fields of a ``BackboneShape`` but the last: all have gates
 
 @dataclass(frozen=True)
 class Saving:
-    """Prompt tokens of held-out requests that spans save, as shares.
+    """Prompt tokens of held-out requests that spans save, as shares."""
 
-    Attributes:
-        longest: Tokens of a span at most.
-        rows: Spans at most; ``spans`` were chosen.
-        all: Of all prompt tokens.
-        uncached: Of those that a warm prefix cache does not serve.
-        roles: Of the tokens of each role.
-    """
-
-    longest: int
-    rows: int
-    spans: int
+    longest: int  # tokens of a span at most
+    rows: int  # spans at most
+    spans: int  # that were chosen
     all: float
-    uncached: float
-    roles: dict[str, float]
+    uncached: float  # of the tokens that a warm prefix cache does not serve
+    roles: dict[str, float]  # of the tokens of each role
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A GPU with a model whose cache holds prompts: 16-bit weights, keys and values.
-
-    Attributes:
-        token_bytes: Of the keys and values of a token.
-        requests: That fit, each of the mean length of prompt and reply, raw.
-        merged: Likewise, with the spans of the best saving.
-    """
+    """A GPU with a model whose cache holds prompts: 16-bit weights, keys and values."""
 
     shape: str
     gpu_gib: float
-    token_bytes: int
-    requests: int
-    merged: int
+    token_bytes: int  # of the keys and values of a token
+    requests: int  # that fit, each of the mean length of prompt and reply
+    merged: int  # likewise, with the spans of the best saving
 
 
 @dataclass(frozen=True)
 class TrafficReport:
-    """What a log of requests holds, and what merging would save.
-
-    Attributes:
-        tokens: Of prompts, by role and kind of content.
-        reply_tokens: Of replies, where the log holds them.
-        digits: Share of the prompt tokens with a digit; they stay raw.
-        cached: Share of the prompt tokens that begin like an earlier prompt.
-        savings: By length and number of spans; empty where there is too little text.
-        pays: Whether merging pays; ``verdict`` says why.
-    """
+    """What a log of requests holds, and what merging would save."""
 
     requests: int
     conversations: int
     held_out: int
-    tokens: dict[str, dict[str, int]]
-    reply_tokens: int
-    digits: float
-    cached: float
-    savings: tuple[Saving, ...]
+    tokens: dict[str, dict[str, int]]  # of prompts, by role and kind of content
+    reply_tokens: int  # where the log holds replies
+    digits: float  # share of the prompt tokens with a digit; they stay raw
+    cached: float  # share of the prompt tokens that begin like an earlier prompt
+    savings: tuple[Saving, ...]  # by length and number; empty where there is too little text
     memory: Memory | None
     pays: bool
-    verdict: str
+    verdict: str  # why
 
     @property
     def prompt_tokens(self) -> int:
@@ -160,16 +137,14 @@ def traffic_report(
     """Measure some requests; ``shape``, by name, is the model that serves them on such a GPU."""
     read = _read(requests, tokenizer)
     tokens: dict[str, dict[str, int]] = {}
-    digits = excluded_ids(tokenizer, ("digits",))
     has_digit = np.zeros(MAX_TOKEN_ID + 1, dtype=np.bool_)
-    has_digit[list(digits)] = True
-    numbers = 0
-    for request in read:
-        for text in request.prompt:
-            kinds, content = tokens.setdefault(text.piece.role, {}), text.piece.content
-            kinds[content] = kinds.get(content, 0) + len(text.ids)
-            numbers += int(has_digit[text.ids].sum())
-    total = sum(sum(kinds.values()) for kinds in tokens.values())
+    has_digit[list(excluded_ids(tokenizer, ("digits",)))] = True
+    total = numbers = 0
+    for text in (text for request in read for text in request.prompt):
+        kinds, content = tokens.setdefault(text.piece.role, {}), text.piece.content
+        kinds[content] = kinds.get(content, 0) + len(text.ids)
+        numbers += int(has_digit[text.ids].sum())
+        total += len(text.ids)
     require(total > 0, CorpusError, "requests must hold tokens", "none", "Check the tokenizer.")
     order = list(dict.fromkeys(request.conversation for request in read))
     held = set(order[1::HELD_OUT])
@@ -314,20 +289,12 @@ def _memory(
 ) -> Memory:
     token_bytes = 2 * 2 * shape.layers * shape.kv_width
     free = _FREE * gpu_gib * 2**30 - 2 * shape.weights
-    require(
-        free > 0,
-        CorpusError,
-        f"{name} must fit a GPU, its weights in 16 bits",
-        f"{2 * shape.weights / 2**30:.1f} GiB on {gpu_gib:g}",
-        "Name a larger --gpu-gib: that of all its GPUs.",
-    )
-    return Memory(
-        shape=name,
-        gpu_gib=gpu_gib,
-        token_bytes=token_bytes,
-        requests=int(free / (token_bytes * (prompt + reply))),
-        merged=int(free / (token_bytes * (prompt * (1 - saved) + reply))),
-    )
+    rule = f"{name} must fit a GPU, its weights in 16 bits"
+    found = f"{2 * shape.weights / 2**30:.1f} GiB on {gpu_gib:g}"
+    remedy = "Name a larger --gpu-gib: that of all its GPUs."
+    require(free > 0, CorpusError, rule, found, remedy)
+    raw, merged = (free / (token_bytes * (n + reply)) for n in (prompt, prompt * (1 - saved)))
+    return Memory(name, gpu_gib, token_bytes, int(raw), int(merged))
 
 
 def _verdict(

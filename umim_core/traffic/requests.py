@@ -74,24 +74,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Request:
-    """One request.
+    """One request."""
 
-    Attributes:
-        place: File and row.
-        conversation: Equal for the turns of one conversation: what it begins with.
-        prompt: What the model reads.
-        reply: What it wrote, where the log holds it: in a response, or as the last message.
-        messages: The prompt as templates take it, and ``tools``; None of a text.
-        answer: The reply, likewise.
-    """
-
-    place: str
-    conversation: str
+    place: str  # file and row
+    conversation: str  # equal for the turns of one conversation: what it begins with
     prompt: tuple[Piece, ...]
-    reply: tuple[Piece, ...] = ()
-    messages: list[Message] | None = None
+    reply: tuple[Piece, ...] = ()  # where the log holds it: in a response, or the last message
+    messages: list[Message] | None = None  # the prompt as templates take it; None of a text
     tools: list[Message] | None = None
-    answer: Message | None = None
+    answer: Message | None = None  # the reply as templates take it
 
 
 @dataclass
@@ -122,13 +113,9 @@ def read_requests(names: tuple[str, ...], kind: SourceKind | None, left: Left) -
     files = expand(names, kind)
     for file in files:
         found = kind or kind_of(file.location)
-        require(
-            found in ("text", "jsonl"),
-            CorpusError,
-            "requests must be JSON Lines, a JSON array or text",
-            str(file),
-            "Leave it out, or say what it holds: --kind text or jsonl.",
-        )
+        rule = "requests must be JSON Lines, a JSON array or text"
+        remedy = "Leave it out, or say what it holds: --kind text or jsonl."
+        require(found in ("text", "jsonl"), CorpusError, rule, str(file), remedy)
         if found == "text":
             yield from _text_file(file, left)
             continue
@@ -310,16 +297,12 @@ def _message(message: object, place: str, left: Left) -> tuple[Message, list[Pie
             left.add("call without a function's name", place)
         elif written := _pieces("assistant", dumped(function), place, left):
             pieces += written
-            known.append({"type": "function", "function": _with_object(function)})
+            if (arguments := _object(function.get("arguments"))) is not None:
+                function = {**function, "arguments": arguments}  # templates write it as JSON
+            known.append({"type": "function", "function": function})
     if known:
         read["tool_calls"] = known
     return read, pieces
-
-
-def _with_object(function: Message) -> Message:
-    """Return a call whose arguments are an object: templates write them as JSON."""
-    value = _object(function.get("arguments"))
-    return function if value is None else {**function, "arguments": value}
 
 
 def _pieces(role: Role, text: object, place: str, left: Left) -> list[Piece]:
@@ -342,15 +325,12 @@ def dumped(value: object) -> str | None:
 
 def _object(value: object) -> Message | None:
     """Return an object, perhaps one that is JSON in a string; None of what is none."""
-    value = _parsed(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
     return value if isinstance(value, dict) else None
-
-
-def _parsed(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _content_of(text: str) -> Content:

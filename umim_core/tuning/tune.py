@@ -75,39 +75,25 @@ _ANSWER: Final = GenerateOptions(n=1, raw_tail=0, max_new_tokens=REPLY, do_sampl
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Options of a tuning.
-
-    Attributes:
-        roles: Whose contents merge.
-        spans: Most spans; they have at most ``longest`` tokens.
-        form: Of the merge module.
-        training: Its optimisation.
-        max_tokens: Tokens of a training row at most; the rest of a longer prompt is not trained on.
-        start: Checkpoint directory whose module is trained further; None for fresh weights.
-    """
+    """Options of a tuning."""
 
     model: str
-    roles: tuple[Role, ...]
-    spans: int
+    roles: tuple[Role, ...]  # whose contents merge
+    spans: int  # most of them, of at most ``longest`` tokens
     longest: int
     form: ModuleForm
     training: DistillConfig
-    max_tokens: int
+    max_tokens: int  # of a training row; the rest of a longer prompt is not trained on
     seed: int
     use_gpu: bool
-    start: str | None = None
+    start: str | None = None  # checkpoint directory whose module is trained further
 
 
 class ReplyScores(NamedTuple):
-    """Logged replies behind their prompts, raw or merged.
+    """Logged replies behind their prompts, raw or merged."""
 
-    Attributes:
-        nats: Mean nats a token [Q].
-        greedy: Which tokens the model would say [Q][n].
-    """
-
-    nats: list[float]
-    greedy: list[NDArray[np.bool_]]
+    nats: list[float]  # mean of the tokens [Q]
+    greedy: list[NDArray[np.bool_]]  # which tokens the model would say [Q][n]
 
     def against(self, base: ReplyScores) -> ReplyChange:
         """Return what became of the base model's scores."""
@@ -121,19 +107,12 @@ class ReplyScores(NamedTuple):
 
 
 class ReplyChange(NamedTuple):
-    """What merging prompts does to replies, over all of their tokens.
+    """What merging prompts does to replies, over all of their tokens."""
 
-    Attributes:
-        base_nats: Nats a token of the replies behind raw prompts.
-        merged_nats: Likewise behind merged ones; ``nats_error`` is the standard error of the
-            difference, paired by reply.
-        agreement: Share of the tokens that both models, or neither, would say.
-    """
-
-    base_nats: float
+    base_nats: float  # a token
     merged_nats: float
-    nats_error: float | None
-    agreement: float
+    nats_error: float | None  # standard error of the difference, paired by reply
+    agreement: float  # share of the tokens that both models, or neither, would say
 
     @property
     def keeps(self) -> bool:
@@ -154,27 +133,17 @@ class Trial:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Held-out requests, raw and merged.
+    """Held-out requests, raw and merged."""
 
-    Attributes:
-        shortest: Tokens of a span at least; None where no reply could choose it.
-        trials: What was tried, the most spans first; the last one was taken.
-        requests: Those with a reply; ``tokens`` of all held-out prompts.
-        saved: Share of the prompts' tokens that merging saves.
-        replies: The logged replies; None without any.
-        answers: Greedy answers that were compared; so many are ``equal``.
-        base_seconds: Mean seconds to the first token, raw; ``merged_seconds`` merged.
-    """
-
-    shortest: int | None
-    trials: list[Trial]
-    requests: int
-    tokens: int
-    saved: float
+    shortest: int | None  # tokens of a span at least; None where no reply could choose it
+    trials: list[Trial]  # the most spans first; the last one was taken
+    requests: int  # those with a reply
+    tokens: int  # of all held-out prompts
+    saved: float  # share of them
     replies: ReplyChange | None
-    answers: int
+    answers: int  # greedy ones that were compared
     equal: int
-    base_seconds: float
+    base_seconds: float  # mean time to the first token
     merged_seconds: float
 
 
@@ -184,13 +153,9 @@ def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparis
     held = rows[1::HELD_OUT]
     held = [held[n] for n in spread_rows(len(held), _COMPARED)]
     trained = [row for n, row in enumerate(rows) if n % HELD_OUT != 1]
-    require(
-        len(trained) >= _VALID and bool(held),
-        CorpusError,
-        f"tuning needs at least {_VALID + 3} conversations",
-        len(rows),
-        "Log more requests.",
-    )
+    enough = len(trained) >= _VALID and bool(held)
+    rule = f"tuning needs at least {_VALID + 3} conversations"
+    require(enough, CorpusError, rule, len(rows), "Log more requests.")
     decisive = {
         **asdict(options),
         "form": options.form.model_dump(mode="json"),
@@ -235,7 +200,10 @@ def _tune(
             publish_directory(place, token_rows(part, options.max_tokens).save)
     start = work / "start"
     if options.start is not None and not start.exists():
-        with_a_row_each(Checkpoint.load(options.start), RuleSet.load(folder / "rules")).save(start)
+        begun, rules = Checkpoint.load(options.start), RuleSet.load(folder / "rules")
+        module = begun.module  # gets a row for each rule, zero where it has none
+        module.rows = RuleRows.of_frequent(rules, len(rules), module.hidden_size, module.rows)
+        begun.with_contents(module, rules).save(start)
     if not (work / "checkpoint").exists():
         job = TrainJob(
             backbone=options.model,
@@ -317,22 +285,13 @@ def _tell_time(
 def chosen_spans(rows: Sequence[PromptRow], options: TuneOptions) -> RuleSet:
     """Choose the spans that together save most of the parts of prompts; digits stay raw."""
     texts = [row.prompt[first:end] for row in rows for first, end in row.parts]
-    require(
-        bool(texts),
-        CorpusError,
-        "requests must hold something that may merge",
-        f"nothing of {', '.join(options.roles) or 'no role'}",
-        "Name other roles.",
-    )
+    rule, found = "requests must hold something that may merge", ", ".join(options.roles)
+    require(bool(texts), CorpusError, rule, f"nothing of {found or 'no role'}", "Name other roles.")
     spans, ids, offsets = candidate_spans(texts, load_tokenizer(options.model), options.longest)
     spans = spans.take(spans.sizes >= SHORTEST[0])
-    require(
-        len(spans) > 0,
-        CorpusError,
-        "requests must hold spans that they repeat: without digits, three times",
-        f"none in {len(ids):,} tokens",
-        "Log more requests, or name other roles.",
-    )
+    rule = "requests must hold spans that they repeat: without digits, three times"
+    found, remedy = f"none in {len(ids):,} tokens", "Log more requests, or name other roles."
+    require(len(spans) > 0, CorpusError, rule, found, remedy)
     return choose_spans(spans, ids, offsets, options.spans)
 
 
@@ -341,13 +300,6 @@ def token_rows(rows: Sequence[PromptRow], most: int) -> TokenRows:
     whole = [np.concatenate([row.prompt, row.reply])[:most].tolist() for row in rows]
     parts = [tuple((a, min(b, most)) for a, b in row.parts if a < most) for row in rows]
     return TokenRows.of_parts(whole, parts, [len(row.prompt) for row in rows])
-
-
-def with_a_row_each(checkpoint: Checkpoint, rules: RuleSet) -> Checkpoint:
-    """Return a checkpoint for other rules with a row each, zero where it has none."""
-    module = checkpoint.module
-    module.rows = RuleRows.of_frequent(rules, len(rules), module.hidden_size, module.rows)
-    return checkpoint.with_contents(module, rules)
 
 
 def of_at_least(checkpoint: Checkpoint, tokens: int) -> Checkpoint:
