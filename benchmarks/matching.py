@@ -100,8 +100,6 @@ class AhoCorasick:
     def __call__(self, segments: NDArray[np.integer]) -> Spans:
         """Return the merged spans of segments [S, L]."""
         spans: Spans = []
-        if not len(self._automaton):
-            return spans
         for row, segment in enumerate(segments):
             first = row * len(segment) + 1
             matches = self._automaton.iter_long(_text(segment))

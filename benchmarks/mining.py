@@ -131,11 +131,6 @@ def grams_of_counter(counts_by_order: dict[int, dict[int, int]]) -> Grams:
     }
 
 
-def grams_of_counts(counts: NgramCounts, bits: int) -> Grams:
-    """Return our result in the form of the peers."""
-    return {n: (packed(counts.ids(n), n, bits), counts.support[n]) for n in ORDERS}
-
-
 def same(one: Grams, other: Grams) -> bool:
     """Return whether two results hold the same grams with the same counts, in any order."""
     return one.keys() == other.keys() and all(
@@ -162,10 +157,13 @@ def make_sides(ids: NDArray[np.integer], tau: int) -> dict[str, Side]:
     if bits > MAX_BITS:
         raise SystemExit(f"the peers' keys hold ids below {1 << MAX_BITS}, not {rows.max()}")
 
+    def of_counts(counts: NgramCounts) -> Grams:
+        return {n: (packed(counts.ids(n), n, bits), counts.support[n]) for n in ORDERS}
+
     def ours(threads: int, **how: Any) -> Side:
         offsets = segment_borders(rows.size, SEGMENT)
         run = partial(count_ngrams, rows.reshape(-1), offsets, tau, threads=threads, **how)
-        return Side(run, partial(grams_of_counts, bits=bits), threads)
+        return Side(run, of_counts, threads)
 
     def peer(count: Callable[..., Grams], *how: str) -> Side:
         return Side(partial(count, rows, bits, tau, *how), lambda grams: grams, THREADS)

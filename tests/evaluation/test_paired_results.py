@@ -13,7 +13,7 @@ import pytest
 from lm_eval import evaluator
 from lm_eval.api.model import LM, CachingLM
 
-from support.unit_counts import count_units, read_spans
+from support.unit_counts import read_spans, units_of
 from tests.evaluation.conftest import task_config
 from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
@@ -129,8 +129,8 @@ def test_sizes_of_questions_equal_an_independent_count(
         size, counted = model.question_sizes("choices")[sample["doc_id"]], [0, 0, 0, 0]
         for context, ending in sample["arguments"]:
             ids, new = model._encode_pair(context, ending)
-            units = count_units(ids, spans)
-            whole = units + len(new) if merge == "prompt" else count_units([*ids, *new], spans)
+            units = len(units_of(ids, spans))
+            whole = units + len(new) if merge == "prompt" else len(units_of([*ids, *new], spans))
             alone = [len(ids), units] if merge == "prompt" else [0, 0]
             counted = np.add(counted, [len(ids) + len(new), whole, *alone]).tolist()
         assert [size.tokens, size.units, size.context_tokens, size.context_units] == counted

@@ -30,7 +30,6 @@ Umim = Callable[..., Result]
 
 
 def document(result: Result) -> dict[str, Any]:
-    """Return the one JSON document on stdout."""
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert isinstance(found, dict)

@@ -28,5 +28,4 @@ def table_of(
     kl: Sequence[float],
     spans: Sequence[tuple[int, ...]] = SPANS,
 ) -> DamageTable:
-    """A table of rules [R], sorted by length, then ids."""
     return DamageTable(RuleSet.from_spans(spans), *map(np.array, (occurrences, merges, kl)), ORIGIN)

@@ -51,7 +51,6 @@ CONFIGS = families(96)
 def tiny_backbone(
     config: PreTrainedConfig, vocab: int, dtype: torch.dtype, attention: str
 ) -> Backbone:
-    """A random model of a configuration, without special tokens."""
     config.vocab_size = vocab
     return wrap_backbone(random_model(config, attention=attention).to(dtype), None)
 

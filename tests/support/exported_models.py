@@ -35,7 +35,6 @@ class Exported:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The exported model as transformers loads it."""
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.directory)
         return model.eval()
 

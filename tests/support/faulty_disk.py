@@ -18,7 +18,6 @@ PAGE = 4096
 
 
 def published(root: Path) -> list[Path]:
-    """Return the final names below a root."""
     found = [path for path in root.glob("*/*") if re.fullmatch("[0-9a-f]{64}", path.name)]
     return found + list(root.glob("rules"))
 
@@ -69,7 +68,6 @@ class Faults:
 
     @property
     def fired(self) -> str | None:
-        """What failed, if anything has."""
         return self.calls[self.fail_at - 1] if 0 < self.fail_at <= len(self.calls) else None
 
     def _counted(self, name: str, call: Callable[..., object]) -> Callable[..., object]:
@@ -87,8 +85,6 @@ class Faults:
 
 
 class _Writer:
-    """A stream whose writes are counted."""
-
     def __init__(self, stream: IO[bytes], write: Callable[..., object]) -> None:
         self._stream, self.write = stream, write
         self.flush, self.fileno = stream.flush, stream.fileno

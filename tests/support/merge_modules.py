@@ -61,7 +61,6 @@ def spans_of(count: int, width: int, size: int, generator: torch.Generator) -> t
 
 
 def layer_norm(x: Row, norm: nn.LayerNorm) -> Row:
-    """LayerNorm of one vector."""
     mean = sum(x) / len(x)
     variance = sum((v - mean) ** 2 for v in x) / len(x)
     return [
@@ -71,13 +70,11 @@ def layer_norm(x: Row, norm: nn.LayerNorm) -> Row:
 
 
 def linear(x: Row, layer: nn.Linear) -> Row:
-    """Linear layer of one vector."""
     rows = zip(layer.weight.tolist(), layer.bias.tolist(), strict=True)
     return [sum(w * v for w, v in zip(row, x, strict=True)) + bias for row, bias in rows]
 
 
 def gelu_of_linear(x: Row, layer: nn.Linear) -> Row:
-    """Linear layer and exact GELU of one vector."""
     return [0.5 * v * (1.0 + math.erf(v / math.sqrt(2.0))) for v in linear(x, layer)]
 
 

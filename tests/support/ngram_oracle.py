@@ -60,7 +60,6 @@ def as_dict(counts: NgramCounts) -> Grams:
 
 
 def by_gram(counts: NgramCounts, values: dict[int, np.ndarray]) -> Grams:
-    """Return values [R_n] per order by gram."""
     return {
         tuple(gram): int(value)
         for n in counts.orders

@@ -144,14 +144,12 @@ def stream(url: str, path: str, body: dict[str, Any]) -> tuple[str, dict[str, An
 
 
 def piece(choice: dict[str, Any]) -> str:
-    """Text that a choice of a stream adds."""
     text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
     assert isinstance(text, str)
     return text
 
 
 def metric(url: str, name: str) -> float:
-    """A metric of a server by its name with labels."""
     for line in HTTP.get(url + "/metrics").text.splitlines():
         if line.startswith(name + " "):
             return float(line.split()[-1])
@@ -159,7 +157,6 @@ def metric(url: str, name: str) -> float:
 
 
 def wait_for(url: str, name: str, value: float) -> None:
-    """Wait until a metric has a value."""
     end = time.monotonic() + _SECONDS
     while metric(url, name) != value:
         assert time.monotonic() < end, f"{name} is {metric(url, name)}"

@@ -98,8 +98,6 @@ def two_cores(request: pytest.FixtureRequest) -> None:
 
 
 class PrefectServer(NamedTuple):
-    """Address and database of a server."""
-
     url: str
     database: Path
 

@@ -26,6 +26,5 @@ def tiny_job(
 
 
 def train_jobs(_: int, *jobs: TrainJob) -> None:
-    """Run jobs one after the other on one rank."""
     for job in jobs:
         run_worker(job)

@@ -37,8 +37,6 @@ def skewed_ids(size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TinyCorpus:
-    """A tokenised corpus of documents of 70 tokens."""
-
     ids: np.ndarray
     ends: np.ndarray  # of its documents
     tokenized: Artifact

@@ -74,7 +74,6 @@ def random_backbone(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **changes: Any,
 ) -> Backbone:
-    """Return a random backbone of a family."""
     model = random_model(tiny_config(family, **changes), seed, attention)
     return wrap_backbone(model.to(dtype), tokenizer)
 
@@ -106,7 +105,6 @@ def forwards_of(trunk: nn.Module) -> Iterator[list[tuple[int, ...]]]:
 def word_tokenizer(
     words: Sequence[str], split: pre_tokenizers.PreTokenizer, unk_token: str, **special: str
 ) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of whole words."""
     vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unk_token))
     backend.pre_tokenizer = split

@@ -98,7 +98,6 @@ class Call:
         return self.artifact.stage
 
     def run(self, root: Path) -> Artifact:
-        """Run the stage again, below another root."""
         with counting_in_process():
             return self.call.build(replace(self.site, root=root))
 

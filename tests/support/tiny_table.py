@@ -72,7 +72,6 @@ def generated_table(checkpoint: Path, data: Path, **changes: Any) -> TableRecipe
 
 
 def tiny_table(checkpoint: Path, data: Path, **changes: Any) -> TableRecipe:
-    """Return a recipe of two settings on the embedded task, two questions a shard."""
     return TableRecipe.model_validate(
         {
             "name": "tiny",

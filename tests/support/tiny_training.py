@@ -143,11 +143,9 @@ class Run:
         )
 
     def state(self, step: int, rank: int = 0) -> dict[str, Tensor]:
-        """Return a rank's tensors as they were saved after that step."""
         return load_file(self.folder / f"step-{step:08d}" / f"rank-{rank}.safetensors")
 
     def curve(self) -> list[dict[str, float]]:
-        """Return the curve up to the newest state."""
         record = read_json(max(self.folder.glob("step-*")) / "rank-0.json")
         assert isinstance(record, dict)
         return [dict(row) for row in record["curve"]]

@@ -18,8 +18,6 @@ def write_documents(folder: Path, *documents: np.ndarray) -> TokenFiles:
 
 
 def tokenized(root: Path, splits: dict[str, np.ndarray]) -> Artifact:
-    """Return an artifact with a document a split."""
-
     def save(out: Path) -> Metrics:
         for split, ids in splits.items():
             write_documents(out / split, ids.astype(np.int32))

@@ -86,7 +86,6 @@ def held(uri: str) -> dict[str, Any]:
 
 
 def files_of(client: MlflowClient, run_id: str, folder: str | None = None) -> list[str]:
-    """Return all files of a run by their path."""
     found: list[str] = []
     for entry in client.list_artifacts(run_id, folder):
         found += files_of(client, run_id, entry.path) if entry.is_dir else [entry.path]

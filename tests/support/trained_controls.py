@@ -20,7 +20,6 @@ def scores(merged_model: MergedModel) -> Tensor:
 
 
 def disturb(module: nn.Module) -> None:
-    """Give a module weights that are not those of the start."""
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for parameter in module.parameters():

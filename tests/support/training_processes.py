@@ -80,7 +80,6 @@ def exit_codes(ranks: list[BaseProcess], seconds: float = SECONDS) -> list[int |
 
 
 def run_ranks(folder: Path, world: int, target: Target, *arguments: object) -> None:
-    """Run a target on every rank to a good end."""
     codes = exit_codes(start_ranks(folder, world, target, *arguments))
     logs = "\n".join(log.read_text("utf-8") for log in sorted(folder.glob("rank-*.log")))
     assert codes == [0] * world, logs

@@ -11,7 +11,6 @@ LONGEST = 16
 
 
 def read_spans(rules: Path) -> set[tuple[int, ...]]:
-    """The rules of a rule directory."""
     return {tuple(ids) for ids in pq.read_table(rules / "rules.parquet")["ids"].to_pylist()}
 
 
@@ -24,8 +23,3 @@ def units_of(ids: Sequence[int], spans: Container[tuple[int, ...]]) -> list[tupl
         units.append((place, max(fitting, default=1)))
         place += units[-1][1]
     return units
-
-
-def count_units(ids: Sequence[int], spans: set[tuple[int, ...]]) -> int:
-    """Return how many units a text has."""
-    return len(units_of(ids, spans))
