@@ -195,7 +195,6 @@ def load(
     target_tr: float | None = None,
     backbone: Backbone | None = None,
 ) -> UMIM:
-    """Load the checkpoint of ``SUBJECT``'s options and say in the report what it is."""
     where: dict[str, Any] = {"budget": options.budget, "target_tr": target_tr}
     of_model = ("backbone", "dtype", "device") if backbone is None else ()
     where |= {"backbone": backbone} | {name: getattr(options, name) for name in of_model}
@@ -263,7 +262,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
 def answer_all(
     question: Question, umim: UMIM, methods: dict[str, Method], options: argparse.Namespace
 ) -> Report:
-    """Answer one question from every side; merged sides are named by their raw tail."""
     chat = [{"role": "user", "content": question.text}]
 
     def answer(**how: Any) -> tuple[str, float]:

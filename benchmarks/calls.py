@@ -331,7 +331,6 @@ def ask(
 
 
 def figures(found: Answers, base: Answers) -> Report:
-    """Return the figures of a side, against those of the base model."""
     own, theirs = (
         ReplyScores(side.nats, [np.array(tokens) for tokens in side.greedy])
         for side in (found, base)

@@ -90,10 +90,7 @@ class Watch:
 
 
 def train_measured(job: Report) -> None:
-    """Train on this rank with one thread, as the product does, and write what was measured.
-
-    A job is a ``TrainJob`` as plain data.
-    """
+    """Train on this rank by a ``TrainJob`` as plain data, and write what was measured."""
     torch.set_num_threads(1)  # every rank has one core, one process too
     watched: list[Watch] = []
 
@@ -145,7 +142,6 @@ def launch(strategy: str, workers: int, job: Report, lease: ClusterLease) -> Non
 
 
 def read(out: Path, steps: int) -> Report:
-    """Return what the ranks of one training left."""
     state = out / STATE / f"step-{steps:08d}"
     return {
         "ranks": [read_json(path) for path in sorted(out.glob("rank-*.json"))],
@@ -212,7 +208,6 @@ def gates(report: Report) -> dict[str, Gate]:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Train with every side in turn, forwards and backwards."""
     if options.steps <= WARM_UP or options.batch_size % 2:
         raise SystemExit(f"--steps must be above {WARM_UP} and --batch-size even")
     config = DistillConfig(
@@ -245,7 +240,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 def equal(report: Report) -> bool:
-    """Return whether all sides trained the same, within the tolerances."""
     names = ("loss_difference_of_tolerance", "ranks_equal")
     return all(report["gates"][name][2] for name in names)
 

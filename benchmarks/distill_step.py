@@ -99,8 +99,6 @@ _CPU: Final = torch.device("cpu")
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Rows of text, their units, and what they are distilled with."""
-
     backbone: Backbone
     module: MergeModule
     rows: list[Ids]
@@ -274,7 +272,6 @@ def measure_loss(shape: Shape, rounds: int) -> Report:
 
 
 def measure_step(ids: Path, rows: int, rounds: int) -> Report:
-    """Measure whole steps, in float32 and with bfloat16 products."""
     batch = embedded_batch(ids, rows)
     precisions: Report = {}
     for name, autocast in (("float32", False), ("bfloat16", True)):

@@ -215,7 +215,6 @@ def gates(report: Report) -> dict[str, Gate]:
 
 
 def equal(report: Report) -> bool:
-    """Return whether ids and logits in float32 are as they must be."""
     ids = report["dtype"] != "float32" or all(
         values["equal"]
         for measured in report["backbones"].values()

@@ -109,8 +109,6 @@ SERVERS: Final = {
 
 
 class Running:
-    """An engine's server that answers."""
-
     def __init__(self, engine: Engine, url: str, process: subprocess.Popen[bytes]) -> None:
         self.engine, self.url = engine, url
         self._process = psutil.Process(process.pid)
@@ -137,7 +135,6 @@ class Running:
 
 @contextmanager
 def running(engine: Engine, directory: Path, log: IO[bytes]) -> Iterator[Running]:
-    """Run an engine's server on an exported model until the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -271,7 +268,6 @@ def _output(command: Sequence[object], given: str | None = None) -> str:
 
 
 def about(name: str, label: str) -> Report:
-    """Return what an engine is called, and the version of its package."""
     code = f"from importlib.metadata import version; print(version({_PACKAGES[name]!r}))"
     return {"name": label, "version": _output([ENGINES / name / "bin" / "python", "-c", code])}
 

@@ -135,19 +135,13 @@ def generation_quality(
 
 
 def repetition(texts: Sequence[Sequence[int]], n: int) -> float:
-    """Compute Rep-n, 0..1: the mean over texts of 1 - different n-grams / all n-grams.
-
-    A text with fewer than ``n`` token ids does not count; NaN if all have.
-    """
+    """Return Rep-n: the mean of 1 - different n-grams / all n-grams, over texts that have any."""
     by_text = [grams for text in texts if (grams := _grams(text, n))]
     return _mean([1.0 - len(set(grams)) / len(grams) for grams in by_text])
 
 
 def distinct(texts: Sequence[Sequence[int]], n: int) -> float:
-    """Compute Dist-n, 0..1: different n-grams / all n-grams over all texts, ids [T_b] each.
-
-    NaN if no text has ``n`` tokens.
-    """
+    """Return Dist-n: different n-grams / all n-grams of all texts together."""
     grams = [gram for text in texts for gram in _grams(text, n)]
     return len(set(grams)) / len(grams) if grams else math.nan
 
@@ -187,11 +181,7 @@ def mauve_library() -> Any:
 def reference_similarity(
     texts: Sequence[str], references: Sequence[str], features: TextFeatures
 ) -> tuple[dict[str, tuple[float, ...]], float]:
-    """Compare texts with the continuations of their prompts, one by one and as sets.
-
-    Returns:
-        ``GenerationQuality.by_text``, and MAUVE.
-    """
+    """Compare texts with the continuations of their prompts, one by one, and by MAUVE as sets."""
     states = features.of_tokens(texts), features.of_tokens(references)
     rows = [
         {
@@ -229,7 +219,6 @@ def by_prompt(runs: Sequence[GenerationQuality]) -> dict[str, list[float]]:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Measure every checkpoint; every row is written at once."""
     if options.prompts >= FEWEST_TEXTS:
         mauve_library()  # before minutes of generating
     names = ("prompt_tokens", "new_tokens", "seeds", "max_damage")

@@ -348,7 +348,6 @@ def answer(engine: Engine, prompts: list[Ids], new: int, most: int) -> tuple[flo
 
 
 def random_batch(sizes: Sizes, device: torch.device) -> StepBatch:
-    """Return random rows, cut into pairs and tokens, for a bfloat16 backbone of random weights."""
     config = sizes.step(sizes.step_length)
     backbone = random_backbone(config, dtype="bfloat16", device=device)
     size = sizes.step_rows, sizes.step_length

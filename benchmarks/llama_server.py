@@ -14,7 +14,6 @@ import xllamacpp
 
 
 def main() -> None:
-    """Serve until a signal ends it."""
     model, port, context, *kinds = sys.argv[1:]
     params = xllamacpp.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel = model, int(context), 1

@@ -113,7 +113,6 @@ def _text(ids: NDArray[np.integer]) -> str:
 
 
 def encode(texts: list[str], tokenizer: Any) -> list[NDArray[np.int32]]:
-    """Tokenize by the library's fastest call."""
     backend = tokenizer.backend_tokenizer
     encoded = backend.encode_batch_fast(texts, add_special_tokens=False)
     return [np.array(piece.ids, dtype=np.int32) for piece in encoded]
@@ -122,11 +121,7 @@ def encode(texts: list[str], tokenizer: Any) -> list[NDArray[np.int32]]:
 def compare(
     rules: RuleSet, ids: Ids, tokenize: Callable[[], object], rounds: int
 ) -> tuple[Report, bool]:
-    """Run all sides in turn on held-out ids in whole segments [T], whose text is tokenised.
-
-    Returns:
-        The figures, and whether all matchers gave the same spans.
-    """
+    """Run all sides on ids in whole segments [T]; say whether all matchers gave the same spans."""
     segments = np.asarray(ids).reshape(-1, SEGMENT)
     offsets = np.arange(len(segments) + 1, dtype=np.int64) * SEGMENT
     matcher, loop, automaton = Matcher(rules), SetLoop(rules), AhoCorasick(rules)
@@ -161,7 +156,6 @@ def compare(
 
 
 def sizes_of(rules: RuleSet) -> Report:
-    """Return the rules of each length, and what a rule takes."""
     counts = {str(n): count for n, count in rules.counts_by_order.items()}
     return {"rules": counts, "bytes_per_rule": {"memory": rules.tables.nbytes / len(rules)}}
 
@@ -199,7 +193,6 @@ def gates(report: Report) -> dict[str, Gate]:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Mine, then compare the matchers on the end of the ids."""
     ids = open_ids(ids_file(options), options.tokens)
     tokenizer = load_tokenizer(options.tokenizer)
     counts = count_ngrams(*whole_segments(ids[: -options.held_out]), 5)
@@ -221,7 +214,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
         rules.save(place)
 
         def load() -> object:
-            """Go from a rule directory to the units of a first segment."""
             return Matcher(RuleSet.load(place)).segment(rest[:SEGMENT])
 
         load()

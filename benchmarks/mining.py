@@ -124,7 +124,6 @@ def counter_counts(rows: Rows, bits: int, tau: int) -> dict[int, dict[int, int]]
 
 
 def grams_of_counter(counts_by_order: dict[int, dict[int, int]]) -> Grams:
-    """Return the result of Counter as arrays."""
     return {
         n: (np.array(list(counts), np.uint64), np.array(list(counts.values()), np.int64))
         for n, counts in counts_by_order.items()
@@ -143,8 +142,6 @@ def same(one: Grams, other: Grams) -> bool:
 
 @dataclass(frozen=True)
 class Side:
-    """One way to find the grams."""
-
     run: Callable[[], Any]
     read: Callable[[Any], Grams]
     cores: int = 1
@@ -215,7 +212,6 @@ def compare(sides: dict[str, Side], tokens: int, rounds: int) -> Report:
 
 
 def memory(ids: Path, tokens: int | None, tau: int) -> Report:
-    """Return what counting with two threads takes, next to its bound."""
     warm, borders = whole_segments(np.arange(100 * SEGMENT, dtype=np.int32) % 7)
     count_ngrams(warm, borders, 2, threads=THREADS)  # loads the compiled loops
     text, offsets = whole_segments(open_ids(ids, tokens))
@@ -285,7 +281,6 @@ def gates(report: Report) -> dict[str, Gate]:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Compare all sides, then memory with its bound, then the Ray path."""
     file, tau = ids_file(options), options.tau
     if options.ray is not None:
         open_ids(options.ray)
@@ -297,7 +292,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 def equal(report: Report) -> bool:
-    """Return whether all sides found the same, the cluster too."""
     return all(report["same"].values()) and (report["ray"] is None or report["ray"]["equal"])
 
 

@@ -18,7 +18,6 @@ import openvino_genai
 
 
 def main() -> None:
-    """Answer the request on standard input."""
     request = json.load(sys.stdin)
     pipe = openvino_genai.LLMPipeline(
         sys.argv[1],

@@ -47,8 +47,6 @@ Rows = list[NDArray[np.int64]]
 
 
 def measure(subject: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: int) -> Report:
-    """Time every side of one backbone and compare what they give."""
-
     def ours(rows: Rows, matcher: Matcher | None) -> list[torch.Tensor]:
         return token_log_probs(rows, replace(subject.merged_model, matcher=matcher))
 
@@ -112,7 +110,6 @@ def gates(report: Report) -> dict[str, Gate]:
 
 
 def equal(report: Report) -> bool:
-    """Return whether every listing gave what one forward gives."""
     return all(
         measured[name]["difference"] <= TOLERANCE
         for measured in report["backbones"].values()

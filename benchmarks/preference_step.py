@@ -41,7 +41,6 @@ Questions = list[EncodedQuestion]
 
 
 def questions_of(ids: Ids, shape: argparse.Namespace) -> Questions:
-    """Cut text [T] into questions of one context and several answers each."""
     size = shape.context + shape.answers * shape.ending
     rule = f"{shape.questions} questions of {size} tokens must fit the text"
     require(len(ids) >= shape.questions * size, CorpusError, rule, f"{len(ids)} tokens")
@@ -76,7 +75,6 @@ def step(
 
 
 def measure(subject: Subject, shape: argparse.Namespace) -> Report:
-    """Time both sides on one model and compare what they give."""
     merged_model, questions = subject.merged_model, questions_of(subject.ids, shape)
     merged_model.require_module().requires_grad_(True)
     with torch.no_grad():

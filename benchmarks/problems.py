@@ -46,7 +46,6 @@ Row = Mapping[str, Any]
 
 
 def solves_function(answer: str, row: Row) -> bool:
-    """Return whether a completion passes the tests of its function."""
     for end in _ENDS:
         answer = answer.split(end)[0]
     return code_tests([answer], row)["pass@1"] == 1.0
@@ -153,7 +152,6 @@ def _truncated(umim: UMIM, asked: Any, saving: float) -> np.ndarray:
 
 
 def figures(solved: Mapping[str, Sequence[bool]], saving: float, new_tokens: int) -> Report:
-    """Return how many problems each side solves, and its points against the base model."""
     return {
         "problems": len(solved["base"]),
         "new_tokens": new_tokens,

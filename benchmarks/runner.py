@@ -234,10 +234,7 @@ def alternate(
     """Run all sides in turn, forwards and backwards, so that drift hits every one of them.
 
     The first run of each is a warm-up: it compiles, fills caches and is not counted. A side whose
-    warm-up takes more than 10 s takes part in the first three rounds only.
-
-    Returns:
-        Seconds of each side, one per round.
+    warm-up takes more than 10 s takes part in the first three rounds only. Returns seconds a round.
     """
     slow = set()
     for name, run in sides.items():
@@ -256,7 +253,6 @@ def alternate(
 
 
 def device_name(device: torch.device) -> str:
-    """Return what a device is called: a GPU's own name, or CPU."""
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

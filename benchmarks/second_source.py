@@ -159,7 +159,6 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 def ask(umim: UMIM, question: Question) -> Report:
-    """Answer a question, raw and merged."""
     tokenizer = umim.backbone.require_tokenizer()
     answers, saved = list[str](), 0
     for merge in MERGES:
@@ -200,7 +199,6 @@ def time_prefill(umim: UMIM, folder: Path, tokens: int) -> Report:
 
 
 def figures(rows: Sequence[Report]) -> Report:
-    """Return what is saved and kept of some questions."""
     base, merged = zip(*(row["accepted"] for row in rows), strict=True)
     lost = [row for row, a, b in zip(rows, merged, base, strict=True) if b and not a]
     return {

@@ -69,7 +69,6 @@ class Subject:
 
 
 def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
-    """Return a backbone with all it takes."""
     if name == RANDOM:
         return random_subject(_RANDOM_CONFIG, tokens, dtype=dtype, device=usable_device(device))
     umim = UMIM.from_pretrained(name, dtype=dtype, device=device)
@@ -117,7 +116,6 @@ def random_backbone(config: LlamaConfig, *, dtype: str, device: torch.device | s
 
 
 def untrained_module(backbone: Backbone) -> MergeModule:
-    """Return an untrained module of the default form."""
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
     return module.to(backbone.device)
@@ -135,7 +133,6 @@ def random_subject(
 
 
 def mined_rules(ids: NDArray[np.integer], borders: Offsets, options: RuleOptions) -> RuleSet:
-    """Return the rules of ids [T] between borders of segments."""
     counts = count_ngrams(ids.astype(np.int32), borders, options.tau)
     return RuleSet.from_counts(counts, RuleOrigin(options=options))
 
