@@ -1,32 +1,23 @@
 from __future__ import annotations
 
 import logging
-import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from support.processes import output_of
 from support.servers import free_port
 from support.source_tree import ROOT
-from tasks.run.prefect_runs import deploy, prefect_may_be_away, prefect_must_answer
-from umim_core.errors import ClusterError, CorpusError
-
-# A worker that stands in one place after the other, with a run in each.
-WORKER = """
-import os, sys
-from tasks.run.prefect_runs import _require_own_checkout as check
-from umim_core.errors import ConfigError
-for place in sys.argv[1:]:
-    os.chdir(place)
-    if not os.fork():
-        try: print(check(), flush=True)
-        except ConfigError as error: print(error, flush=True)
-        os._exit(0)
-    os.wait()
-"""
+from tasks.run.prefect_runs import (
+    _require_own_checkout,
+    deploy,
+    prefect_may_be_away,
+    prefect_must_answer,
+)
+from umim_core.errors import ClusterError, ConfigError, CorpusError
 
 
 def test_a_stage_that_fails_while_the_server_is_away_shows_its_own_error() -> None:
@@ -64,14 +55,15 @@ def test_a_server_that_takes_no_deployments_is_named(monkeypatch: pytest.MonkeyP
         deploy()
 
 
-def test_a_run_whose_worker_stands_in_another_checkout_is_refused(tmp_path: Path) -> None:
-    for folder in ("other/flows", "other/docs", "nowhere"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "other" / "flows" / "pipeline_flows.py").touch()
-    places = (tmp_path / "other" / "docs", tmp_path / "nowhere", ROOT)
-    other, *own = output_of(
-        sys.executable, "-c", WORKER, *places, PYTHONPATH=str(ROOT)
-    ).splitlines()
-    assert other.startswith("a Prefect worker must run the flows of the checkout")
-    assert f"{ROOT}, by a worker in {tmp_path / 'other'}" in other
-    assert own == ["None", "None"]
+@pytest.mark.parametrize(("place", "refused"), [("docs", True), ("/nowhere", False), (ROOT, False)])
+def test_a_run_whose_worker_stands_in_another_checkout_is_refused(
+    place: Path, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    (other / "flows").mkdir(parents=True)
+    (other / "flows" / "pipeline_flows.py").touch()
+    worker = SimpleNamespace(cwd=lambda: str(other / place))
+    monkeypatch.setattr("psutil.Process.parent", lambda _: worker)
+    message = f"must run the flows of the checkout .*; got {ROOT}, by a worker in {other}"
+    with pytest.raises(ConfigError, match=message) if refused else nullcontext():
+        _require_own_checkout()
