@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from support.flow_runs import digests, said, start
-from support.processes import output_of
-from support.ray_nodes import paths
 from support.s3 import s3_server
 from support.small_recipe import RECIPE, write_recipe
-from support.source_tree import ROOT
 from support.tracked_runs import runs_of
 
 _STEP = {"max_steps": 3, "batch_size": 2, "learning_rate": 0.002, "validate_every": 1}
@@ -32,51 +27,30 @@ FIELDS = {
     },
     "cluster": {"workers": 0},
 }
-EXEMPT = {"benchmark", "report"}  # they hold times and facts of the machine
-PROGRAM = """
-import sys
-from prefect.testing.utilities import prefect_test_harness
-from flows.pipeline_flows import full_pipeline
-print("hash", hash("umim"))
-with prefect_test_harness(server_startup_timeout=180):
-    full_pipeline(sys.argv[1])
-"""
 
 
-def run(
-    folder: Path, recipe: Path, hash_seed: int, storage: Mapping[str, str] | None = None
-) -> tuple[str, dict[str, str]]:
-    """Run the pipeline in a new process; return a hash it saw and its artifacts' digests."""
-    folder.mkdir()
-    environment = {
-        "PYTHONPATH": paths(ROOT),
-        "PYTHONHASHSEED": str(hash_seed),
-        "UMIM_ROOT": str(folder / "root"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
-        **(storage or {}),
-    }
-    command = [sys.executable, "-c", PROGRAM, recipe]
-    printed = output_of(*command, cwd=folder, seconds=1800, **environment)
-    (seen,) = [line for line in printed.splitlines() if line.startswith("hash ")]
-    return seen, digests(folder / "root", *EXEMPT)
+def run(root: Path, recipe: Path, **environment: str) -> dict[str, str]:
+    """Run the pipeline in a process of its own; return the digests of what holds no times."""
+    root.parent.mkdir()
+    assert start(root, recipe, **environment).wait(1800) == 0, said(root)
+    return digests(root, "benchmark", "report")
 
 
 @pytest.mark.full
 def test_one_seed_leaves_the_same_artifacts_and_object_storage_holds_them(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "twice.yaml", **FIELDS)
-    seen, local = run(tmp_path / "local", recipe, hash_seed=1)
+    roots = [tmp_path / name / "root" for name in ("local", "one", "two")]
+    local = run(roots[0], recipe, PYTHONHASHSEED="1")
     stages = {name.split("/")[0] for name in local}
     assert {"corpus", "tokenize", "count", "filter", "distill", "sft", "dpo", "evaluate"} <= stages
+    manifests = []
     with s3_server() as settings:
-        scratch = {name: str(tmp_path / name / "root") for name in ("one", "two")}
-        storage = {**settings, "UMIM_ROOT": "s3://umim/runs"}
-        other, one = run(tmp_path / "one", recipe, 2, storage | {"UMIM_SCRATCH": scratch["one"]})
-        times = {p: p.read_bytes() for p in (tmp_path / "one" / "root").glob("*/*/manifest.json")}
-        _, two = run(tmp_path / "two", recipe, 3, storage | {"UMIM_SCRATCH": scratch["two"]})
-    assert seen != other, "both processes had the same hash seed"
-    assert local == one == two
-    for path, manifest in times.items():  # nothing was built a second time
-        assert (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes() == manifest
+        for seed, root in enumerate(roots[1:], 2):
+            storage = {"UMIM_ROOT": "s3://umim/runs", "UMIM_SCRATCH": str(root)}
+            assert run(root, recipe, PYTHONHASHSEED=str(seed), **settings, **storage) == local
+            found = root.glob("*/*/manifest.json")
+            manifests.append({path.relative_to(root): path.read_bytes() for path in found})
+    assert manifests[0] == manifests[1], "something was built a second time"
 
 
 RUNS = 8
