@@ -306,6 +306,8 @@ SPOILT: list[tuple[Any, type[UmimError], str]] = [
     (lambda folder: change(folder, vocab_size=7), ArtifactError, "4 spans of ids below 7"),
     (lambda folder: (folder / RECORD).unlink(), ArtifactError, RECORD),
     (lambda folder: (folder / TABLE).unlink(), ArtifactError, TABLE),
+    (lambda folder: (folder / TABLE).write_bytes((folder / TABLE).read_bytes() + b" "),
+     ArtifactError, f"{TABLE} must have the SHA-256"),
     (other_table([[k, 9, -1, -1] for k in (2, 1, 3, 4)], [2] * 4), ArtifactError, "spans .*sorted"),
     (other_table([[1, 2, 3, -1], *[[k, 9, -1, -1] for k in range(3)]], [3, 2, 2, 2]), ArtifactError,
      "spans .*sorted"),
@@ -329,17 +331,10 @@ SPOILT: list[tuple[Any, type[UmimError], str]] = [
 def test_what_is_no_export_is_refused(
     folder: Path, spoil: Any, error: type[UmimError], message: str
 ) -> None:
+    assert read_record(folder).spans == len(TABLE_SPANS)
     spoil(folder)
     with pytest.raises(error, match=message):
         PromptMerger.load(folder, tokenizer_fingerprint="a" * 64)
-
-
-def test_the_model_side_refuses_another_table(folder: Path) -> None:
-    """It reads the record alone."""
-    assert read_record(folder).spans == len(TABLE_SPANS)
-    (folder / TABLE).write_bytes((folder / TABLE).read_bytes() + b" ")
-    with pytest.raises(ArtifactError, match=f"{TABLE} must have the SHA-256"):
-        read_record(folder)
 
 
 VOCAB = 1000

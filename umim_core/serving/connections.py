@@ -41,8 +41,6 @@ def most_connections() -> int:
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn with bounds."""
-
     head_seconds = 30.0  # until the head of a request must have come
     write_seconds = 30.0  # until a reader must have taken a part of its answer
 

@@ -43,8 +43,6 @@ class AnswerEngine(Protocol):
 
 
 class EngineServer(guard.ApiServer):
-    """One engine behind OpenAI's interface."""
-
     def __init__(self, engine: AnswerEngine, limits: guard.Limits) -> None:
         super().__init__(engine.metrics, limits)
         self.engine = engine

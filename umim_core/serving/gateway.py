@@ -213,7 +213,6 @@ class Gateway(guard.ApiServer):
     def _as_completion(
         self, chat: dict[str, Any], ids: list[int], context: int | None
     ) -> dict[str, Any]:
-        """Return the body of a chat as that of a completion."""
         left_out = {*_SEEN[api.CHAT], *_Chat.model_fields}
         body = {name: value for name, value in chat.items() if name not in left_out}
         most = body.pop("max_completion_tokens", None)

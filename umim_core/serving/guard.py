@@ -44,8 +44,6 @@ _log: Final = logging.getLogger("umim.serve")
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a server."""
-
     request_bytes: int = 4 << 20  # of a body
     answer_seconds: float = 600.0  # until an answer must have ended
     new_tokens: int = 1024  # most tokens of an answer, and the default

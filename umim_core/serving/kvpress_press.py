@@ -33,13 +33,9 @@ from umim_core.rules.ruleset import RuleSet
 
 @dataclass
 class SpanEvictionPress(BasePress):  # type: ignore[misc]  # kvpress is not installed here
-    """Keep the last column of every span, and the first of the text.
+    """Keep the last column of every span, and the first of the text."""
 
-    Args:
-        rules: Directory of the rules, of the model's tokenizer.
-    """
-
-    rules: str
+    rules: str  # their directory; they are of the model's tokenizer
 
     def __post_init__(self) -> None:
         self._matcher = Matcher(RuleSet.load(Path(self.rules)))

@@ -77,8 +77,6 @@ Event = Started | Piece | UmimError
 
 @dataclass(eq=False)
 class Job:
-    """One request."""
-
     prompt: PromptIds
     options: GenerateOptions  # those of the model filled in
     shorten: bool  # whether fewer tokens will do where the context has no room for as many
@@ -92,8 +90,6 @@ class Job:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Sizes of a worker's batch."""
-
     max_rows: int = 16
     max_waiting: int = 256  # requests that may wait for a row
     kept_bytes: int = 1 << 30  # of columns that are kept for prompts that begin alike
@@ -101,8 +97,6 @@ class BatchSizes:
 
 @dataclass(frozen=True)
 class Served:
-    """A model as it is served."""
-
     name: str
     merged_model: MergedModel  # without rules it reads raw tokens
     merge: Merge

@@ -446,7 +446,6 @@ class Answer:
         return self._document("chat.completion.chunk", shown)
 
     def whole(self) -> dict[str, Any]:
-        """Return the document of all that came."""
         shown = []
         for index, reply in sorted(self._replies.items()):
             if reply.finish is None:

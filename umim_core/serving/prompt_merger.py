@@ -41,19 +41,12 @@ from umim_core.text.token_ids import id_array
 
 @dataclass(frozen=True, eq=False)
 class PromptMerger:
-    """Merges prompts, ids in and ids out, by the spans of an exported model; threads may share one.
+    """Merges prompts, ids in and out, by the spans of an exported model; threads may share one."""
 
-    Attributes:
-        rules: The K spans; that at place i of the sorted ones has the id V + i.
-        vocab_size: Rows V of the model before the export.
-        raw_tail: Last tokens of each range that stay raw.
-        roles: Whose contents of a chat may merge, as the checkpoint recommends; for ``write_chat``.
-    """
-
-    rules: RuleSet
-    vocab_size: int
-    raw_tail: int
-    roles: tuple[Role, ...] = USER
+    rules: RuleSet  # the K spans; that at place i of the sorted ones has the id V + i
+    vocab_size: int  # rows V of the model before the export
+    raw_tail: int  # last tokens of each range that stay raw
+    roles: tuple[Role, ...] = USER  # whose contents of a chat may merge; for ``write_chat``
 
     @classmethod
     def load(cls, directory: Path, *, tokenizer_fingerprint: str | None = None) -> PromptMerger:

@@ -35,8 +35,6 @@ _MOST: Final = 1 << 16  # characters of a call
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a model writes calls."""
-
     template: dict[str, Any] | None  # its tokenizer's response template; None for the marks
     shown: frozenset[str]  # special tokens that must be shown to find calls
 
@@ -59,8 +57,6 @@ class CallForm:
 
 @dataclass(frozen=True)
 class Calls:
-    """What one request says of calls."""
-
     form: CallForm
     tools: list[dict[str, Any]]
     begun: str  # what replies begin with, written behind the prompt: a call that must come

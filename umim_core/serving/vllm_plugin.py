@@ -143,14 +143,10 @@ class UmimRenderer(HfRenderer):  # type: ignore[misc]  # vLLM has no types here
 
 
 class UmimLlamaConfig(LlamaConfig):  # type: ignore[no-untyped-call]  # theirs
-    """Configuration of a Llama with adapters."""
-
     model_type = TYPE.format(LlamaConfig.model_type)
 
 
 class UmimQwen2Config(Qwen2Config):  # type: ignore[no-untyped-call]  # theirs
-    """Configuration of a Qwen 2 with adapters."""
-
     model_type = TYPE.format(Qwen2Config.model_type)
 
 

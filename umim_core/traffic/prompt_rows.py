@@ -28,8 +28,6 @@ _NO_TOOLS: Final = "tools written into the system prompt: the model's template k
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A request in ids."""
-
     place: str
     conversation: str
     prompt: NDArray[np.int64]  # [T], the beginning of a reply at its end

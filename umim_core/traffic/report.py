@@ -300,7 +300,6 @@ def _memory(
 def _verdict(
     best: Saving | None, tokens: dict[str, dict[str, int]], digits: float, cached: float
 ) -> tuple[bool, str]:
-    """Say whether merging pays, and why."""
     if best is None:
         return False, "Not known: savings need at least two conversations with text that may merge."
     total = sum(sum(kinds.values()) for kinds in tokens.values())

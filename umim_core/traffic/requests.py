@@ -52,8 +52,6 @@ _ANSWERS: Final = ("choices", "output")  # fields of a response, in chats and in
 
 @dataclass(frozen=True)
 class Piece:
-    """One text of a request."""
-
     role: Role
     content: Content
     text: str
@@ -74,8 +72,6 @@ class Piece:
 
 @dataclass(frozen=True)
 class Request:
-    """One request."""
-
     place: str  # file and row
     conversation: str  # equal for the turns of one conversation: what it begins with
     prompt: tuple[Piece, ...]

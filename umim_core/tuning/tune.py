@@ -75,8 +75,6 @@ _ANSWER: Final = GenerateOptions(n=1, raw_tail=0, max_new_tokens=REPLY, do_sampl
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Options of a tuning."""
-
     model: str
     roles: tuple[Role, ...]  # whose contents merge
     spans: int  # most of them, of at most ``longest`` tokens
@@ -116,7 +114,6 @@ class ReplyChange(NamedTuple):
 
     @property
     def keeps(self) -> bool:
-        """Whether the replies are kept: their nats and the tokens that both models would say."""
         within = self.merged_nats <= MOST_NATS * self.base_nats
         return within and self.agreement >= LEAST_AGREEMENT
 
@@ -303,7 +300,6 @@ def token_rows(rows: Sequence[PromptRow], most: int) -> TokenRows:
 
 
 def of_at_least(checkpoint: Checkpoint, tokens: int) -> Checkpoint:
-    """Return a checkpoint with its spans of at least so many tokens."""
     rules = checkpoint.rules
     return checkpoint.with_contents(checkpoint.module, rules.take(rules.sizes >= tokens))
 
