@@ -42,7 +42,7 @@ def read_rows(
     """Return the name of the test text, and rows that are evenly spread over it."""
     names, files = zip(*map(named, options.test), strict=True)
     rows = segment_rows(first_ids(source_of(files), tokenizer, options.tokens), options.window)
-    if not 0 < options.rows <= len(rows):
+    if options.rows > len(rows):
         raise SystemExit(f"there are {len(rows)} rows of {options.window} tokens")
     chosen = rows[spread_rows(len(rows), options.rows)]
     check_known(int(chosen.max()), tokenizer)

@@ -81,11 +81,10 @@ class Benchmark:
         self.judge(report)
         return close(report, options.out)
 
-    def judge(self, report: Report) -> Report:
+    def judge(self, report: Report) -> None:
         if self.gates is not None:
             report["gates"] = self.gates(report)
             report["equal"] = self.equal(report)
-        return report
 
 
 def parse(

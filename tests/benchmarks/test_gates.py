@@ -212,11 +212,14 @@ def test_a_worse_figure_misses_its_gate_alone(
     assert [gate for gate, (_, _, passed) in gates(report).items() if not passed] == missed
 
 
-def test_two_threads_are_judged_where_there_are_two() -> None:
-    report = of_mining()
+def test_two_threads_and_a_cluster_are_judged_where_they_are() -> None:
+    report = of_mining() | {"ray": None}
     report["sides"][mining.OURS]["cores"] = 1
     del report["ratios"][mining.OURS_1]
-    assert "two_threads_times_one" not in mining.gates(report)
+    assert {*mining.gates(of_mining())} - {*mining.gates(report)} == {
+        "two_threads_times_one",
+        "ray_of_kernel",
+    }
 
 
 @pytest.mark.parametrize("left_out", ["loss", "step"])

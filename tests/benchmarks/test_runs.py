@@ -111,7 +111,7 @@ def test_a_tiny_run(
     if name == "preference_step":
         found = report["checkpoints"][OTHER]
         assert max(found["loss_error"], found["gradient_error"]) < 1e-5
-        assert found["token_reduction"] > 0.05
+        assert 0.05 < found["token_reduction"] < 1 < found["products"] < found["columns"]
         assert found["loss"] != pytest.approx(np.log(2), abs=1e-6)  # not at the reference
     if name == "problems":
         sides = report["sets"]["humaneval"]["sides"]
