@@ -139,10 +139,8 @@ def running(engine: Engine, directory: Path, log: IO[bytes]) -> Iterator[Running
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [str(engine.program), *map(str, engine.command(directory, port))]
-    environment = {**os.environ, **_ENVIRONMENT}
-    process = subprocess.Popen(
-        words, stdout=log, stderr=log, env=environment, start_new_session=True
-    )
+    own = os.environ | _ENVIRONMENT
+    process = subprocess.Popen(words, stdout=log, stderr=log, env=own, start_new_session=True)
     url, end = f"http://127.0.0.1:{port}", time.monotonic() + _SECONDS
     try:
         while not _healthy(url):
