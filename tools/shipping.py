@@ -124,7 +124,6 @@ def store(
     check_raw_tail(config.raw_tail, config.merge)
     if priced is not None:
         _check_priced(checkpoint, priced)
-    content = config.model_dump(mode="json")
 
     def write(directory: Path) -> None:
         module = load_file(checkpoint / "model.safetensors")
@@ -134,7 +133,7 @@ def store(
         }
         save_tensors(cast, directory / "model.safetensors")
         (directory / "model.safetensors").chmod(0o644)
-        write_json(directory / "config.json", content)
+        write_json(directory / "config.json", config.model_dump(mode="json"))
         rules = directory / "rules"
         rules.mkdir()
         described = read_manifest(measured / "rules", kind="rules", schema=RULES_SCHEMA)
@@ -217,16 +216,12 @@ def results_of(
 
 def text_figures(metrics: Mapping[str, float], suffix: str) -> dict[str, Any]:
     """Return the figures of one text, means with their standard errors, by their names' suffix."""
-
-    def measured(name: str, error: str) -> dict[str, float | None]:
-        return {"mean": metrics[name + suffix], "std": metrics.get(error + suffix)}
-
+    means = ("top1", "top10", "mrr", "kl", "nats_increase")
     plain = ("token_reduction", "spans_per_row", "aligned_rows", "ppl_base", "ppl_umim")
-    return (
-        {name: measured(name, f"{name}_se") for name in ("top1", "top10", "mrr", "kl")}
-        | {name: metrics[name + suffix] for name in (*plain, "ppl_token_reduction")}
-        | {"nats_increase": measured("nats_increase", "nats_increase_se")}
-    )
+    return {
+        name: {"mean": metrics[name + suffix], "std": metrics.get(f"{name}_se{suffix}")}
+        for name in means
+    } | {name: metrics[name + suffix] for name in (*plain, "ppl_token_reduction")}
 
 
 def _module(shipped: Path, config: CheckpointConfig) -> dict[str, object]:
