@@ -452,6 +452,7 @@ class Tracker:
             ],
             [Param(*item) for item in flatten(params or {}).items()],
             [RunTag(*item) for item in (tags or {}).items()],
+            synchronous=True,
         )
 
     def log_files(self, run: Run, paths: Sequence[Path], *, replace: bool = False) -> None:
