@@ -48,14 +48,8 @@ def test_a_page_says_how_many_cores_counted_and_that_a_peer_was_not_installed() 
     assert " tokens, 1 core each: " in benchmark_page(mining)
     loss = {"what": "loss", "side": "ours", "seconds": SPREAD, "of_peak": 0.5, "bytes": 1}
     gpu = {"benchmark": "gpu", "facts": FACTS | {"device": "any"}, "gates": {}, "equal": True}
-    gpu |= {
-        "failed": [],
-        "left_out": [],
-        "peak_flops": 1e12,
-        "copied_bytes": 1e12,
-        "seconds": 1.0,
-        "tiny": False,
-    }
+    gpu |= dict.fromkeys(("peak_flops", "copied_bytes", "seconds"), 1.0)
+    gpu |= {"failed": [], "left_out": [], "tiny": False}
     pages = [
         benchmark_page(gpu | {"distillation": [loss, *peers]})
         for peers in ([], [loss | {"side": "Liger"}])
