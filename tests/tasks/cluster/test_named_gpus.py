@@ -23,20 +23,19 @@ pytestmark = pytest.mark.full
 SECONDS = 120.0
 
 
-def meet(fields: dict[str, object]) -> None:
+def meet(out: Path, folder: Path) -> None:
     """Leave the number of this training's GPU, and stay until both are there."""
     import ray
 
     from umim_core.store.artifacts import write_json
 
-    folder = Path(str(fields["both"]))
     (number,) = ray.get_gpu_ids()
     (folder / f"gpu-{number}").touch()
     deadline = time.monotonic() + SECONDS
     while len(list(folder.glob("gpu-*"))) < 2:
         assert time.monotonic() < deadline, "the other training waits for this one"
         time.sleep(0.1)
-    write_json(Path(str(fields["out"]), "summary.json"), {"gpu": float(number)})
+    write_json(out / "summary.json", {"gpu": float(number)})
 
 
 @pytest.mark.skipif(has_device("cuda"), reason="this machine has GPUs of its own")
@@ -57,11 +56,8 @@ def test_a_driver_without_a_gpu_trains_two_cells_at_once(
         outs = [tmp_path / cell.backbone for cell in recipe.cells]
         for out in outs:
             out.mkdir()
-        summaries = side_by_side(
-            [
-                partial(launch_worker, meet, {"out": str(out), "both": str(tmp_path)}, out, lease)
-                for out in outs
-            ],
-            recipe.cluster.parallel_stages,
-        )
+        trainings = [
+            partial(launch_worker, partial(meet, out, tmp_path), out, lease) for out in outs
+        ]
+        summaries = side_by_side(trainings, recipe.cluster.parallel_stages)
     assert sorted(summary["gpu"] for summary in summaries) == [0.0, 1.0]
