@@ -98,9 +98,9 @@ def _perplexities(model: str) -> Report:
     return row | {"base": base, "umim": umim, "saved": saved / 100}
 
 
-def _blocks() -> str:
-    """Return README's tables and sentences, each between its marks."""
-    return (
+def _with_blocks(path: Path) -> str:
+    """Return a document whose tables and sentences, each between its marks, are made anew."""
+    blocks = (
         environment(TEMPLATES)
         .get_template("readme.md")
         .render(
@@ -112,14 +112,8 @@ def _blocks() -> str:
             perplexities=[*map(_perplexities, ("GPT2-XL", "Llama-3.2-1B", "Llama-3-8B"))],
         )
     )
-
-
-def _with_blocks(path: Path) -> str:
-    """Return a document in which the blocks that it has are made anew."""
     text = path.read_text(encoding="utf-8")
-    for block in re.findall(
-        r"<!-- results:\w+ -->\n.*?<!-- /results:\w+ -->", _blocks(), re.DOTALL
-    ):
+    for block in re.findall(r"<!-- results:\w+ -->\n.*?<!-- /results:\w+ -->", blocks, re.DOTALL):
         first, last = block.splitlines()[0], block.splitlines()[-1]
         between = re.compile(f"{first}\n.*?{last}", re.DOTALL)
         text = between.sub(lambda _, block=block: block, text)
