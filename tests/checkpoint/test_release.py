@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pathlib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from support.pickle_bomb import PickleBomb
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.release import read_release
@@ -100,13 +99,6 @@ def test_rules_with_special_tokens_are_counted(release: Path, backbone: Backbone
     assert (read.special, len(read.checkpoint.rules)) == (1, 4)
 
 
-class Code:
-    """What a hostile file would run."""
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, ("ran",)
-
-
 def save(name: str, make: Callable[[Tensor], object]) -> Callable[[Path], None]:
     """Replace a file of a release by what is made of 16 ones."""
     return lambda folder: torch.save(make(torch.ones(4, 4)), folder / name)
@@ -124,7 +116,7 @@ def written(name: str, text: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (save("merge_module.pt", lambda _: Code()), "torch.save wrote"),
+        (save("merge_module.pt", lambda _: PickleBomb(Path("ran"))), "torch.save wrote"),
         (save("merge_module.pt", lambda t: {"query": t}), "nine tensors"),
         (save("merge_module.pt", lambda t: [t]), "nine tensors"),
         (packed, "packed entries"),
@@ -151,4 +143,4 @@ def test_anything_else_is_refused_and_nothing_runs(
     monkeypatch.chdir(release)
     with pytest.raises(UmimError, match=message):
         read_release(release, backbone)
-    assert not pathlib.Path("ran").exists()
+    assert not Path("ran").exists()

@@ -56,9 +56,6 @@ def prompts(seed: int) -> list[np.ndarray]:
     return [rng.integers(1, VOCAB, size) for size, _ in SIZES]
 
 
-Units = list[bytes]
-
-
 def model_columns(columns: int) -> tuple[UnitCache, int]:
     """A row of so many columns."""
     batch = Batch(engine_of("compact"), PrefixStore(0))
@@ -66,14 +63,8 @@ def model_columns(columns: int) -> tuple[UnitCache, int]:
     return batch._requests[0].places[0]
 
 
-def stored_units(stored: prefix_store._StoredPrefix) -> Units:
-    ends = [*stored.starts[1:], len(stored.ids)]
-    return [stored.ids[a:b].tobytes() for a, b in zip(stored.starts, ends, strict=True)]
-
-
-def beginning(one: Units, other: Units) -> int:
-    equal = [a == b for a, b in zip(one, other, strict=False)]
-    return [*equal, False].index(False)
+def units_of(ids: np.ndarray, starts: np.ndarray) -> list[bytes]:
+    return [part.tobytes() for part in np.split(ids, starts[1:])]
 
 
 def drive(batch: Batch, waiting: list[tuple], apart: int = 2) -> list[list[Row]]:
@@ -202,17 +193,16 @@ def test_a_look_up_goes_through_no_rows_and_their_number_is_bounded(
 def test_the_store_finds_what_comparing_all_rows_finds() -> None:
     """Against the plain search over all kept rows, the ones used last, at every look-up."""
     rng, place = np.random.default_rng(0), model_columns(12)
-    store, kept = PrefixStore(40 * UnitCache.of_rows([place]).bytes), list[Units]()
+    store, kept = PrefixStore(40 * UnitCache.of_rows([place]).bytes), list[list[bytes]]()
     for _ in range(400):
         ids = rng.integers(0, 2, rng.integers(1, 12))
         cuts = rng.random(len(ids)) < 0.8
         starts = np.flatnonzero([True, *cuts[1:]])
-        units = [ids[a:b].tobytes() for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
-        found = store.find(ids, starts)
-        shared = [min(beginning(units, one), len(units) - 1) for one in kept]
-        assert (0 if found is None else int(found.lengths[0])) == max(shared, default=0)
+        units, found = units_of(ids, starts), store.find(ids, starts)
+        begins = [n for n in range(len(units)) for one in kept if one[:n] == units[:n]]
+        assert (0 if found is None else int(found.lengths[0])) == max(begins, default=0)
         store.put(ids, starts, place)
-        kept = [stored_units(one) for one in store._prefixes]
+        kept = [units_of(one.ids, one.starts) for one in store._prefixes]
         assert units in kept or any(one[: len(units)] == units for one in kept)
         assert not any(a is not b and b[: len(a)] == a for a in kept for b in kept)
 
@@ -271,9 +261,6 @@ def test_the_loop_over_rules_is_compiled_once_with_rules_and_without() -> None:
     assert typeof(NO_RULES) == typeof(rules.suffixes(1)._slots)
 
 
-NAMES = ("llama", "gpt2", "gpt-neox")
-
-
 def hidden_columns(
     prompt: np.ndarray, generated: list[int], read: int, age: int, matcher: Matcher
 ) -> list[int]:
@@ -291,13 +278,12 @@ def hidden_columns(
     return gone
 
 
-@pairwise(name=NAMES, age=[0, 4], infix_free=[True, False], rows=[1, 4])
+@pairwise(name=["llama", "gpt2", "gpt-neox"], age=[0, 4], infix_free=[True, False], rows=[1, 4])
 @torch.no_grad()
 def test_every_step_equals_a_masked_forward(
     name: str, age: int, infix_free: bool, rows: int
 ) -> None:
-    backbone, matcher = build(name), random_rules(3, infix_free)
-    prompts = random_prompts(5, rows)
+    backbone, matcher, prompts = build(name), random_rules(3, infix_free), random_prompts(5, rows)
     everything = 0
 
     def compare(forward: Forward) -> None:

@@ -6,6 +6,7 @@ import math
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -51,18 +52,13 @@ def config(**settings: object) -> GenerationConfig:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": 0}, "out of range; got .max_new_tokens. must be greater than 0"),
-    ({"max_new_tokens": 1.5}, "max_new_tokens: it should be a valid integer; got 1.5"),
     ({"max_new_tokens": True}, "max_new_tokens: it should be a valid integer; got True"),
-    ({"config": config(max_new_tokens=True)}, "max_new_tokens: .* valid integer; got True"),
     ({"config": config(max_new_tokens="2")}, "max_new_tokens: .* valid integer; got 2"),
     ({"config": {"max_new_tokens": 3}}, "instance of GenerationConfig; got {.max_new_tokens"),
     ({"config": config(), "generation_config": config()}, "once; got .*generation_config.*config"),
-    ({"config": config(num_beams=4)}, "num_beams"),
     ({"config": config(num_beams=2, diversity_penalty=1.0)}, "diversity_penalty"),
     ({"config": config(max_length=20)}, "max_length"),
-    ({"config": config(num_return_sequences=2)}, "num_return_sequences"),
     ({"config": config(do_sample=True, top_p=1.5)}, "top_p is out of range"),
-    ({"config": config(do_sample=True, top_k=-2)}, "top_k is out of range"),
     ({"num_beams": 2}, "beam search is not supported; got num_beams"),
     ({"n": "2"}, "n: it should be a valid integer; got 2"),
     ({"n": 2}, "Greedy methods .* do not support .num_return_sequences."),
@@ -70,7 +66,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 2, "num_return_sequences": 2}, "must be given once"),
     ({"temperature": 0.5}, r"need do_sample; got \['temperature'\]"),
     ({"top_k": 3, "min_p": 0.1, "do_sample": False}, r"got \['top_k', 'min_p'\]"),
-    ({"seed": 1}, r"need do_sample; got \['seed'\]"),
     ({"seed": 1, "streams": [3], "do_sample": False}, r"got \['seed', 'streams'\]"),
     *(
         ({"do_sample": True, "n": 2, "max_new_tokens": 2, "streams": streams}, message)
@@ -82,19 +77,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"temperature": -1.0, "do_sample": True}, "out of range"),
     ({"min_p": "0.9", "do_sample": True}, "sampling setting min_p is out of range: .* got .0.9."),
-    ({"temperature": "model", "do_sample": True}, "out of range"),
     ({"do_sample": "model"}, "do_sample: it should be a valid boolean; got model"),
     ({"stop_strings": 5}, r"without lone surrogates; got \[5\]"),
     ({"stop_strings": [""]}, "at least one character"),
-    ({"eos_token_id": 1.5}, "one id or several; got 1.5"),
     ({"eos_token_id": "w1"}, "one id or several; got w1"),
     ({"seed": -1}, "seed: it should be greater than or equal to 0; got -1"),
-    ({"seed": 1.0}, "seed: it should be a valid integer"),
     ({"merge": "some"}, "merge must be one of"),
     ({"raw_tail": -1}, "raw_tail must be an integer of at least 0; got -1"),
     ({"raw_tail": 3, "merge": "none"}, "raw_tail needs a prompt that is merged"),
     ({"decode_max_damage": math.nan}, "decode_max_damage: it should be .*; got nan"),
-    ({"decode_max_damage": "0.2"}, "decode_max_damage: it should be a valid number"),
     ({"decode_max_damage": 0.2, "merge": "prompt"}, "needs merging .* got merge 'prompt'. Merge"),
     ({"decode_max_damage": 0.2}, r"rules without prices\. Measure them: umim prune"),
     ({"span_eviction": -1, "merge": "none"}, "span_eviction: it should be .* 0; got -1"),
@@ -104,13 +95,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 99}, "logprobs must lie between 0 and"),
     ({"logits_processor": print}, "logits_processor: it should be a valid list"),
     ({"stopping_criteria": print}, "stopping_criteria: it should be a valid list"),
-    ({"streamer": print}, r"streamer: it should be an object with put\(\) and end\(\); got"),
     ({"streamer": SimpleNamespace(put=5, end=6)}, r"with put\(\) and end\(\); got namespace"),
     ({"observer": 5}, "observer: it should be callable; got 5"),
     ({"past": "state"}, "past must be a state or a prefix; got str"),
     ({"options": {"seed": 1}}, "options must be a GenerateOptions; got dict"),
     ({"max_tokens": 3}, "unknown option 'max_tokens'; known are .*max_new_tokens"),
-    ({"match_border": True}, "unknown option 'match_border'"),
 ]
 
 
@@ -156,9 +145,6 @@ def test_options_are_one_value_that_names_change(tiny_umim: UMIM) -> None:
     assert len(longer.ids[0]) == 5 and longer.options.settings.top_k == 0
 
 
-PROMPT = "w1 w2 w3 w4 w5"
-
-
 @pytest.fixture
 def umim(
     tiny_model: Callable[[str, int], PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast
@@ -172,7 +158,7 @@ def umim(
 
 def test_greedy_calls_leave_torchs_generator_alone(umim: UMIM) -> None:
     before = torch.get_rng_state()
-    umim.generate(PROMPT, max_new_tokens=3)
+    umim.generate(TEXT, max_new_tokens=3)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -215,15 +201,15 @@ def test_what_a_models_file_asks_for_in_vain_is_refused_until_it_is_overridden(
 ) -> None:
     umim.backbone.model.generation_config = GenerationConfig(**own, eos_token_id=0)
     with pytest.raises(GenerationError, match=rf"{list(own)[-1]}.*own generation_config\.json"):
-        umim.generate(PROMPT, max_new_tokens=3, **options)
-    assert umim.generate(PROMPT, max_new_tokens=3, **options, **instead).ids[0]
+        umim.generate(TEXT, max_new_tokens=3, **options)
+    assert umim.generate(TEXT, max_new_tokens=3, **options, **instead).ids[0]
 
 
 def test_an_end_token_may_be_given(umim: UMIM) -> None:
-    free = umim.generate(PROMPT, max_new_tokens=12, eos_token_id=None).ids[0]
+    free = umim.generate(TEXT, max_new_tokens=12, eos_token_id=None).ids[0]
     assert len(free) == 12
     for ends in (free[4], [99, free[4]]):
-        output = umim.generate(PROMPT, max_new_tokens=12, eos_token_id=ends)
+        output = umim.generate(TEXT, max_new_tokens=12, eos_token_id=ends)
         assert output.ids[0] == free[: free.index(free[4]) + 1]
         assert output.stop_reasons == ("eos",)
 
@@ -241,37 +227,29 @@ def rows_of(merged_model: MergedModel, **options: object) -> tuple[Row, ...]:
     return Engine(merged_model).generate(random_prompts(5, 4), chosen).rows
 
 
-@pytest.fixture(params=[True, False], ids=["infix-free", "nested"])
-def matcher(request: pytest.FixtureRequest) -> Matcher:
-    return priced_rules(3, request.param)
-
-
-def test_generated_tokens_merge_by_the_rules_under_a_bound(matcher: Matcher) -> None:
+@pytest.mark.parametrize("infix_free", [True, False])
+def test_generated_tokens_merge_by_the_rules_under_a_bound(infix_free: bool) -> None:
     """That of a request, else that of the model; prompts merge by all rules."""
+    matcher = priced_rules(3, infix_free)
     whole, bounded = model(matcher), model(matcher, CHEAP)
     every, prompt = rows_of(whole), rows_of(whole, merge="prompt")
     cheap = rows_of(whole, decode_max_damage=CHEAP)
     assert every != cheap != prompt != every
-    for below_all in (-math.inf, -0.5):
-        assert rows_of(whole, decode_max_damage=below_all) == prompt
+    assert rows_of(whole, decode_max_damage=-math.inf) == prompt
     assert rows_of(bounded) == cheap
     assert rows_of(bounded, decode_max_damage=math.inf) == every
     assert rows_of(bounded, merge="prompt") == prompt
-    raw = {"raw_tail": 99}
-    assert rows_of(whole, decode_max_damage=CHEAP, **raw) == rows_of(
-        model(cheap_rules(matcher)), **raw
-    )
+    cut = model(cheap_rules(matcher))
+    assert rows_of(whole, decode_max_damage=CHEAP, raw_tail=99) == rows_of(cut, raw_tail=99)
     engine, prompts = Engine(whole), random_prompts(5, 4)  # bounds of several requests do not mix
-    for bound, rows in ((CHEAP, cheap), (None, every), (-1.0, prompt), (CHEAP, cheap)):
+    for bound, rows in ((CHEAP, cheap), (-1.0, prompt), (CHEAP, cheap)):
         options = replace(SAMPLING, decode_max_damage=bound)
         assert engine.generate(prompts, options).rows == rows
 
 
-NEW, CONTEXT = 5, 64
-VOCAB_SIZE = SIZES["vocab_size"]
-BOS = VOCAB_SIZE - 1
-LETTERS = range(1, BOS)
-ROOM = CONTEXT - NEW + 1
+NEW = 5
+BOS = SIZES["vocab_size"] - 1
+ROOM = 64 - NEW + 1
 
 
 def ids_of(length: int) -> list[int]:
@@ -279,15 +257,17 @@ def ids_of(length: int) -> list[int]:
 
 
 def with_rules(backbone: Backbone, positions: UnitPositions = "compact") -> UMIM:
-    spans = [(a, b) for a in LETTERS for b in LETTERS[::2]]
-    return UMIM(
-        backbone, Checkpoint.of(fresh_model(backbone, spans, 0.2, unit_positions=positions))
-    )
+    spans = product(range(1, BOS), range(1, BOS, 2))
+    model = fresh_model(backbone, spans, 0.2, unit_positions=positions)
+    return UMIM(backbone, Checkpoint.of(model))
 
 
-def test_an_overlong_prompt_is_refused_with_what_to_do(tiny_backbone: Backbone) -> None:
+def test_what_leaves_no_room_is_refused_with_what_to_do(tiny_backbone: Backbone) -> None:
+    umim = with_rules(tiny_backbone)
     with pytest.raises(GenerationError, match="overlong='truncate'"):
-        with_rules(tiny_backbone).generate(ids_of(ROOM + 1), merge="none", max_new_tokens=NEW)
+        umim.generate(ids_of(ROOM + 1), merge="none", max_new_tokens=NEW)
+    with pytest.raises(GenerationError, match="64 positions"):
+        umim.generate([1, 2], max_new_tokens=65, overlong="truncate")
 
 
 def test_without_merging_the_last_tokens_are_kept(tiny_backbone: Backbone) -> None:
@@ -319,15 +299,10 @@ def test_a_bos_in_front_stays(
     tiny_model: Callable[[str, int], PreTrainedModel],
     word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
 ) -> None:
-    tokenizer = word_tokenizer(["<eos>", *(f"w{i}" for i in range(1, VOCAB_SIZE))])
+    tokenizer = word_tokenizer(["<eos>", *(f"w{i}" for i in range(1, BOS + 1))])
     tokenizer.bos_token = f"w{BOS}"
     ids = [BOS, *ids_of(150)]
     output = with_rules(wrap_backbone(tiny_model("llama", 0), tokenizer)).generate(
         ids, merge="none", max_new_tokens=NEW, overlong="truncate"
     )
     assert list(output.prompt_ids[0]) == [BOS, *ids[-ROOM + 1 :]]
-
-
-def test_new_tokens_that_leave_no_room_are_refused(tiny_llama: Backbone) -> None:
-    with pytest.raises(GenerationError, match="64 positions"):
-        with_rules(tiny_llama).generate([1, 2], max_new_tokens=CONTEXT + 1, overlong="truncate")

@@ -41,12 +41,6 @@ def test_lookup_equals_a_dictionary(top: int, width: int, torch_rng: torch.Gener
     assert found[is_own].tolist() == [places[span] for span in spans if span in places]
 
 
-def test_a_span_longer_than_the_rows_has_none() -> None:
-    rows = give_rows(module_of("paper"), ROWS).rows
-    ids, lengths = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 4, 0]]), torch.tensor([5, 4])
-    assert rows.find(ids, lengths)[1].tolist() == [False, True]
-
-
 def test_the_most_frequent_rules_get_the_rows() -> None:
     rules = RuleSet.from_spans([(1, 2), (3, 4), (5, 6), (3, 4, 5), (9, 9)])
     rules.support_by_order[2][:] = [4, 7, 7, 7]
@@ -73,8 +67,10 @@ def test_a_row_is_added_to_what_any_form_gives(form: str, torch_rng: torch.Gener
     assert torch.equal(rowed(spans, LENGTHS, IDS), alone(spans, LENGTHS))
 
 
-def test_a_module_with_rows_is_not_used_without_ids() -> None:
+def test_longer_spans_have_no_row_and_without_ids_there_is_none() -> None:
     module = give_rows(module_of("paper"), ROWS)
+    ids, lengths = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 4, 0]]), torch.tensor([5, 4])
+    assert module.rows.find(ids, lengths)[1].tolist() == [False, True]
     with pytest.raises(ConfigError, match="rule rows needs the ids"):
         module(torch.zeros(1, 2, 16), torch.tensor([2]))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from support.ngram_oracle import Grams, flat, grams_of
+from support.ngram_oracle import flat, grams_of, named
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import CorpusError, EvaluationError, NumericalError
@@ -51,14 +52,6 @@ def oracle(
     return runs
 
 
-def grams(ids: dict[int, np.ndarray], support: dict[int, np.ndarray]) -> Grams:
-    return {
-        tuple(row): int(count)
-        for n in ORDERS
-        for row, count in zip(ids[n].tolist(), support[n], strict=True)
-    }
-
-
 @pytest.fixture
 def segments(rng: np.random.Generator) -> list[list[int]]:
     return [rng.choice([0, 3, 4, 5, 6, 7], size, p=[0.05, *[0.19] * 5]).tolist() for size in SIZES]
@@ -80,16 +73,14 @@ def test_runs_are_those_found_token_by_token(
             batch_size=batch_size,
             excluded=excluded - {0},
         )
-        assert grams(*found) == expected
+        assert named(*found) == expected
 
 
-def mine(backbone: Backbone, ids: np.ndarray, offsets: Offsets, **how: object) -> RuleSet:
-    """Count and filter; options of the origin are told by their names."""
-    names = {"tau", "overlap", "containment"} & set(how)
-    changes = {"tau": 1, **AS_FOUND, **{name: how.pop(name) for name in names}}
-    options = RuleOptions(source="confidence", min_probability=THRESHOLD, **changes)
-    how = {"min_probability": THRESHOLD, **how}
-    counted = confidence_counts(backbone, ids, offsets, **how)
+def mine(backbone: Backbone, ids: np.ndarray, offsets: Offsets, **changes: Any) -> RuleSet:
+    """Count and filter by other options."""
+    found = {"tau": 1, **AS_FOUND, **changes}
+    options = RuleOptions(source="confidence", min_probability=THRESHOLD, **found)
+    counted = confidence_counts(backbone, ids, offsets, min_probability=THRESHOLD)
     return RuleSet.filtered(*counted, RuleOrigin(options=options))[0]
 
 
@@ -97,7 +88,7 @@ def test_special_ids_are_in_no_rule_unasked(tiny_llama: Backbone) -> None:
     ids = np.tile([0, 3, 4, 0, 6, 7], 9)
     offsets = np.array([0, len(ids)], dtype=np.int64)
     found = confidence_counts(tiny_llama, ids, offsets, min_probability=1e-9)
-    assert grams(*found) == {(3, 4): 9, (6, 7): 9}
+    assert named(*found) == {(3, 4): 9, (6, 7): 9}
 
 
 def test_tau_and_filters_apply_to_the_runs(tiny_llama: Backbone, segments: list[list[int]]) -> None:

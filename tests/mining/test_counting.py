@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,20 +23,16 @@ from support.ngram_oracle import (
 )
 from support.pairwise import pairwise
 from support.token_artifacts import write_documents
-from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import CorpusError
 from umim_core.mining import counting
 from umim_core.mining.counting import (
-    DocumentCounter,
     LocalCounter,
     OrderCounter,
     count_ngrams,
-    document_ranges,
     excluded_mask,
-    find_ngrams,
 )
 from umim_core.mining.hashing import rank_indexes
-from umim_core.rules.grams import NgramCounts, select
+from umim_core.rules.grams import select
 from umim_core.text.token_ids import MAX_TOKEN_ID, segment_borders
 
 THREADS = [1, 2, 3]
@@ -98,42 +96,13 @@ def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Gen
     want = count_ngrams(ids, offsets, 1, longest=8)
     for order in want.orders:  # a worker of a cluster keeps no places
         indexes = rank_indexes(want.keys, order)
-        counter = OrderCounter(order, indexes, excluded_mask(()), threads=2, chunk_tokens=30)
-        for low, high in ((40, 100), (0, 13), (13, 13), (13, 40)):
-            counter.add(ids, offsets, low, high)
+        counter = OrderCounter(order, indexes, excluded_mask(()), threads=2)
+        with chunks_of(30):
+            for low, high in ((40, 100), (0, 13), (13, 13), (13, 40)):
+                counter.add(ids, offsets, low, high)
         keys, support = counter.frequent(1)
         assert keys.tolist() == want.keys[order].tolist()
         assert support.tolist() == want.support[order].tolist()
-
-
-# Documents
-
-
-@given(
-    segments=SEGMENTS,
-    like=SEGMENTS,
-    chunk=st.sampled_from([1, 2, 3, 5, 8, 1 << 20]),
-    parts=st.integers(1, 5),
-    longest=LENGTHS,
-    data=st.data(),
-)
-def test_documents_by_ranges_equal_the_oracle(
-    segments: Segments, like: Segments, chunk: int, parts: int, longest: int, data: st.DataObject
-) -> None:
-    grams = count_ngrams(*flat(like), 1, longest=longest)  # of another corpus: some may not occur
-    ids, offsets = flat(segments)
-    inner = data.draw(st.lists(st.integers(0, ids.size), max_size=5).map(sorted))
-    ends = np.array([*inner, ids.size], dtype=np.int64)  # some documents are empty
-    documents = {n: 0 for n in grams.orders}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "_DOCUMENTS_TOKENS", chunk)
-        for bounds in document_ranges(ids.size, ends, parts) or [(0, 0)]:
-            one = DocumentCounter(grams.keys)
-            one.add(ids, offsets, ends, *bounds)
-            documents = {n: documents[n] + one.documents[n] for n in grams.orders}
-    want = document_oracle(segments, ends.tolist(), longest)
-    got = by_gram(grams, documents)
-    assert got == {gram: want.get(gram, 0) for gram in got}
 
 
 @given(
@@ -143,6 +112,7 @@ def test_documents_by_ranges_equal_the_oracle(
     least=st.integers(1, 3),
     threads=st.integers(1, 4),
     excluded=EXCLUDED,
+    chunk=st.sampled_from([1, 2, 3, 5, 8, 1 << 20]),
     longest=LENGTHS,
     data=st.data(),
 )
@@ -153,6 +123,7 @@ def test_grams_with_their_documents_equal_the_oracle(
     least: int,
     threads: int,
     excluded: frozenset[int],
+    chunk: int,
     longest: int,
     data: st.DataObject,
 ) -> None:
@@ -160,8 +131,10 @@ def test_grams_with_their_documents_equal_the_oracle(
     inner = data.draw(st.lists(st.integers(0, ids.size), max_size=5).map(sorted))
     ends = np.array([*inner, ids.size], dtype=np.int64)
     counter = LocalCounter(ids, offsets, tuple(excluded), threads, longest)
-    counts = find_ngrams(RuleOptions(tau=tau, min_documents=2), counter, ends)
-    assert counts.documents is not None
+    counts = counter.count(tau)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "_DOCUMENTS_TOKENS", chunk)
+        counts = replace(counts, documents=counter.documents_of(counts.keys, ends))
     documents = document_oracle(segments, ends.tolist(), longest)
     want = oracle(segments, tau, excluded, longest)
     assert as_dict(counts) == want
@@ -173,10 +146,7 @@ def test_grams_with_their_documents_equal_the_oracle(
     assert by_gram(found, found.documents) == {gram: documents[gram] for gram in kept}
 
 
-@pytest.mark.parametrize("threads", [*THREADS, 8])
-def test_arrays_maps_and_token_files_give_the_same(
-    threads: int, tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_maps_and_token_files_give_the_same(tmp_path: Path, rng: np.random.Generator) -> None:
     stream = rng.integers(0, 11, 1003).astype(np.uint32)
     np.save(tmp_path / "ids.npy", stream)
     files = write_documents(tmp_path / "files", *np.split(stream, [1, 1, 400, 401, 990]))
@@ -186,25 +156,11 @@ def test_arrays_maps_and_token_files_give_the_same(
     documents = document_oracle(segments, files.document_ends().tolist())
     with chunks_of(100):
         for ids in (mapped, files):
-            counts = count_ngrams(ids, offsets, 2, threads=threads)
+            counts = count_ngrams(ids, offsets, 2, threads=8)
             assert as_dict(counts) == want
-            counter = LocalCounter(ids, offsets, threads=threads)
+            counter = LocalCounter(ids, offsets, threads=8)
             found = counter.documents_of(counts.keys, files.document_ends())
             assert by_gram(counts, found) == {gram: documents[gram] for gram in want}
-
-
-# Refusals
-
-
-def counted_documents(ids: np.ndarray) -> object:
-    keys, borders = count_ngrams(*flat([[1, 2]]), 1).keys, np.array([0, ids.size])
-    return LocalCounter(ids, borders, threads=2).documents_of(keys, borders[1:])
-
-
-def counted(ids: object, offsets: object = None, **options: object) -> NgramCounts:
-    array = np.asarray(ids)
-    borders = np.array([0, array.size] if offsets is None else offsets, dtype=np.int64)
-    return count_ngrams(array, borders, 1, **options)
 
 
 def test_a_threshold_beyond_all_numbers_is_reached_by_nothing() -> None:
@@ -212,26 +168,21 @@ def test_a_threshold_beyond_all_numbers_is_reached_by_nothing() -> None:
 
 
 LATE = np.where(np.arange(1000) == 990, MAX_TOKEN_ID + 1, 1)
-REFUSED = {
-    "negative": (lambda: counted([1, -1]), r"0\.\.262143; got -1 at position 1\. Ch"),
-    "large": (lambda: counted([1, 1 << 18]), "got 262144 at position 1"),
-    "largest": (lambda: counted(np.array([1, 2**64 - 1], np.uint64)), "184467"),
-    "rows": (lambda: counted([[1, 2]]), "one flat array; got 2 dimensions"),
-    "floats": (lambda: counted([1.0, 2.5]), "must be integers; got float64"),
-    "late": (lambda: counted(LATE, range(0, 1001, 10), threads=3), "got 262144 at position 990"),
-    "documents": (lambda: counted_documents(np.array([1, 1 << 18, 2])), r"0\.\.262143"),
-    **{
-        f"borders {offsets}": (
-            lambda offsets=offsets: counted([1, 2, 3], offsets),
-            "borders must rise from 0 to 3",
-        )
-        for offsets in ([], [0], [0, 4], [1, 3], [0, 2, 1, 3], [0, 2])
-    },
-}
+REFUSED = [
+    (np.array([1, 2**64 - 1], np.uint64), [0, 2], "184467"),
+    (np.array([[1, 2]]), [0, 2], "one flat array; got 2 dimensions"),
+    (np.array([1.0, 2.5]), [0, 2], "must be integers; got float64"),
+    (LATE, range(0, 1001, 10), "got 262144 at position 990"),
+    *((np.arange(3), borders, "rise from 0 to 3") for borders in ([], [0], [1, 3], [0, 2, 1, 3])),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_counted_is_refused(case: str) -> None:
-    call, message = REFUSED[case]
+@pytest.mark.parametrize(("ids", "borders", "message"), REFUSED)
+def test_what_cannot_be_counted_is_refused(
+    ids: np.ndarray, borders: Sequence[int], message: str
+) -> None:
     with chunks_of(50), pytest.raises(CorpusError, match=message):
-        call()
+        count_ngrams(ids, np.array(borders, dtype=np.int64), 1, threads=3)
+    keys, ends = count_ngrams(*flat([[1, 2]]), 1).keys, np.array([1000])
+    with pytest.raises(CorpusError, match=r"0\.\.262143"):
+        LocalCounter(LATE, range(0, 1001, 10), threads=2).documents_of(keys, ends)

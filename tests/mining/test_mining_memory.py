@@ -1,8 +1,9 @@
-"""The bound on the memory of mining, against what counting allocates."""
+"""The bound on the memory of mining, against what counting allocates, and tables that grow."""
 
 from __future__ import annotations
 
 import tracemalloc
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ from numpy.typing import NDArray
 
 from support.ngram_oracle import chunks_of
 from umim_core.config.rule_options import RuleOptions
-from umim_core.errors import ResourceLimitError
+from umim_core.errors import CorpusError, ResourceLimitError
 from umim_core.mining import mining_memory as bounds
-from umim_core.mining.counting import LocalCounter, count_ngrams, find_ngrams
+from umim_core.mining.counting import LocalCounter, count_ngrams
+from umim_core.mining.hashing import PartitionedCounts, table_bytes
 from umim_core.mining.mining_memory import Shares, check_memory, mining_memory, sample_shares
-from umim_core.text.token_ids import segment_borders
+from umim_core.text.token_ids import TOKEN_BITS, segment_borders
 
 LENGTH, CHUNK = 256, 4096
 
@@ -79,7 +81,7 @@ def test_counting_documents_stays_below_its_bound() -> None:
     shares = sample_shares(ids, offsets, search, threads=1)
     bound = mining_memory(len(ids), search, shares, threads=1)
     counter = LocalCounter(ids, offsets, threads=1)
-    peak = peak_of(lambda: find_ngrams(search, counter, ends))
+    peak = peak_of(lambda: counter.documents_of(counter.count(search.tau).keys, ends))
     assert peak < bound < 4 * peak
 
 
@@ -87,3 +89,58 @@ def test_blocks_limit_the_tables() -> None:
     shares, search = Shares(0.2, 0.05), RuleOptions(tau=5)
     whole = mining_memory(10**9, search, shares, threads=1)
     assert mining_memory(10**9, search, shares, threads=1, at_a_time=10**8) < whole
+
+
+LARGEST = 2**63 - 1
+
+
+def partition_of(keys: np.ndarray) -> np.ndarray:
+    """The top six bits of the product with the golden ratio, by plain integers."""
+    return np.array([((int(key) * 0x9E3779B97F4A7C15) % 2**64) >> 58 for key in keys], np.int64)
+
+
+def add(table: PartitionedCounts, keys: np.ndarray, weights: np.ndarray | None = None) -> None:
+    parts = partition_of(keys)
+    for part in np.unique(parts):
+        mine = parts == part
+        if weights is None:
+            table.add(int(part), keys[mine])
+        else:
+            table.add(int(part), keys[mine], weights[mine])
+
+
+def content(table: PartitionedCounts, tau: int = 1) -> dict[int, int]:
+    keys, counts = table.frequent(tau)
+    assert keys.tolist() == sorted(keys.tolist())
+    return dict(zip(keys.tolist(), counts.tolist(), strict=True))
+
+
+def test_tables_grow_many_times_and_lose_nothing(rng: np.random.Generator) -> None:
+    table, want = PartitionedCounts(), Counter[int]()
+    before, growths = table.nbytes, 0
+    for _ in range(8):
+        keys = rng.integers(0, 200_000, 30_000) << TOKEN_BITS
+        add(table, keys)
+        want.update(keys.tolist())
+        growths += table.nbytes > before
+        before = table.nbytes
+    assert growths >= 3, "tables grew in several rounds"
+    assert content(table) == want
+
+
+@pytest.mark.parametrize("last", [[1], None, [LARGEST]])
+def test_a_count_over_the_largest_integer_is_an_error(last: list[int] | None) -> None:
+    table = PartitionedCounts()
+    add(table, np.array([7]), np.array([LARGEST]))
+    with pytest.raises(CorpusError, match=r"must lie in 0\.\.2\^63 - 1; got key 7 passes it"):
+        add(table, np.array([7]), None if last is None else np.array(last))
+
+
+@pytest.mark.parametrize("distinct", [0, 1000, 26_000, 27_000, 60_000, 150_000])
+def test_the_size_follows_its_law_within_one_growth_step(
+    distinct: int, rng: np.random.Generator
+) -> None:
+    table = PartitionedCounts()
+    add(table, rng.choice(1 << 40, distinct, replace=False))
+    assert len(table) == distinct
+    assert 1 / 1.61 <= table.nbytes / table_bytes(distinct) <= 1.61

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -72,11 +73,6 @@ def say(
     return output
 
 
-def solid(text: str) -> str:
-    """A text without white space."""
-    return "".join(text.split())
-
-
 def rendered(
     umim: UMIM, chat: list[dict[str, str]], tools: list[dict[str, str]] | None = None
 ) -> str:
@@ -98,40 +94,42 @@ def chatty(request: pytest.FixtureRequest, umim: UMIM, monkeypatch: pytest.Monke
     return umim
 
 
+def goes_on(umim: UMIM, reply: str) -> None:
+    """After three turns the state holds the conversation, as far as white space goes."""
+    chat, last = [{"role": "user", "content": "Return  the sum."}], None
+    for turn in range(3):
+        last = say(umim, chat, reply, last)
+        chat.append({"role": "user", "content": f"And now {turn}? "})
+    final = umim.generate(chat, max_new_tokens=1, past=last.state)
+    held = str(umim.backbone.require_tokenizer().decode(list(final.state.raw_ids[0][:-1])))
+    assert "".join(held.split()) == "".join(rendered(umim, chat).split())
+
+
 @pytest.mark.parametrize("reply", REPLIES)
 def test_a_chat_goes_on_under_templates_that_trim(chatty: UMIM, reply: str) -> None:
     if END in reply and END not in str(chatty.backbone.require_tokenizer().chat_template):
         pytest.skip(
             "the template writes no end behind a reply: what it writes extends no such past"
         )
-    chat, last = [{"role": "user", "content": "Return  the sum."}], None
-    for turn in range(3):
-        last = say(chatty, chat, reply, last)
-        chat.append({"role": "user", "content": f"And now {turn}? "})
-    final = chatty.generate(chat, max_new_tokens=1, past=last.state)
-    held = chatty.backbone.require_tokenizer().decode(list(final.state.raw_ids[0][:-1]))
-    assert solid(held) == solid(rendered(chatty, chat))
-    assert solid(held).count("Return") == 1  # nothing was read twice
+    goes_on(chatty, reply)
+
+
+def is_refused(umim: UMIM, reply: str, **changed: str) -> None:
+    """A chat does not go on if the user's words or the reply are others than before."""
+    chat = [{"role": "user", "content": "Return  the sum."}]
+    last = say(umim, chat, reply, None)
+    for message in chat:
+        message["content"] = changed.get(message["role"], message["content"])
+    chat.append({"role": "user", "content": "And?"})
+    with pytest.raises(GenerationError, match="must begin with what its state holds"):
+        umim.generate(chat, max_new_tokens=1, past=last.state)
 
 
 def test_only_white_space_may_differ(chatty: UMIM) -> None:
     for said in ("Return the sums.", "Return a sum.", "return the sum."):
-        chat = [{"role": "user", "content": "Return  the sum."}]
-        last = say(chatty, chat, " Sure.\n", None)
-        chat[0]["content"] = said
-        chat.append({"role": "user", "content": "And?"})
-        with pytest.raises(GenerationError, match="must begin with what its state holds"):
-            chatty.generate(chat, max_new_tokens=1, past=last.state)
-
-
-@pytest.mark.parametrize("reply", ["Sure.", "Of", ""])
-def test_another_reply_than_the_generated_one_is_refused(chatty: UMIM, reply: str) -> None:
-    chat = [{"role": "user", "content": "Return the sum."}]
-    last = say(chatty, chat, " Of course.\n", None)
-    chat[1]["content"] = reply
-    chat.append({"role": "user", "content": "And?"})
-    with pytest.raises(GenerationError, match="must begin with what its state holds"):
-        chatty.generate(chat, max_new_tokens=1, past=last.state)
+        is_refused(chatty, " Sure.\n", user=said)
+    for reply in ("Sure.", "Of", ""):
+        is_refused(chatty, " Of course.\n", assistant=reply)
 
 
 def test_a_template_that_drops_part_of_replies_is_refused(
@@ -141,11 +139,7 @@ def test_a_template_that_drops_part_of_replies_is_refused(
     template = TEMPLATES["chatml"].replace("m['content'] +", "m['content'].split('</think>')[-1] +")
     assert template != TEMPLATES["chatml"]
     monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", template)
-    chat = [{"role": "user", "content": "Return the sum."}]
-    last = say(umim, chat, "So.</think> Sure.", None)
-    chat.append({"role": "user", "content": "And?"})
-    with pytest.raises(GenerationError, match="must begin with what its state holds"):
-        umim.generate(chat, max_new_tokens=1, past=last.state)
+    is_refused(umim, "So.</think> Sure.")
 
 
 def sentencepiece_like() -> PreTrainedTokenizerFast:
@@ -180,14 +174,7 @@ def test_a_chat_goes_on_where_a_tokenizer_adds_spaces_beside_special_tokens(repl
         bos_token_id=1,
         eos_token_id=2,
     )
-    umim = UMIM(backbone, Checkpoint.of(fresh_model(backbone, [])))
-    chat, last = [{"role": "user", "content": "Return  the sum."}], None
-    for turn in range(3):
-        last = say(umim, chat, reply, last)
-        chat.append({"role": "user", "content": f"And now {turn}?"})
-    final = umim.generate(chat, max_new_tokens=1, past=last.state)
-    held = str(tokenizer.decode(list(final.state.raw_ids[0][:-1])))
-    assert solid(held) == solid(rendered(umim, chat))
+    goes_on(UMIM(backbone, Checkpoint.of(fresh_model(backbone, []))), reply)
 
 
 TOOLED = (
@@ -199,18 +186,21 @@ TOOLS = [{"name": "sum", "description": "Return the sum of the array."}]
 SAID = "Return the sum of the array."
 
 
+@pytest.fixture
+def talker(umim: UMIM, monkeypatch: pytest.MonkeyPatch) -> UMIM:
+    monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", TOOLED)
+    return umim
+
+
 @pytest.mark.parametrize("roles", [("user",), ("tools",), ("system", "tools"), ()])
 @pytest.mark.parametrize("recommended", [False, True])
 def test_the_contents_of_these_roles_merge(
-    umim: UMIM, monkeypatch: pytest.MonkeyPatch, roles: tuple[Role, ...], recommended: bool
+    talker: UMIM, roles: tuple[Role, ...], recommended: bool
 ) -> None:
-    tokenizer = umim.backbone.require_tokenizer()
-    monkeypatch.setattr(tokenizer, "chat_template", TOOLED)
+    umim, options, tokenizer = talker, {"roles": roles}, talker.backbone.require_tokenizer()
     if recommended:
         checkpoint = umim.checkpoint.recommending("prompt", 0, roles)
         umim, options = UMIM(umim.backbone, checkpoint), {}
-    else:
-        options = {"roles": roles}
     chat = [{"role": role, "content": SAID} for role in ("system", "user")]
     tail = {"raw_tail": 0, "merge": "prompt"}
     output = umim.generate(chat, max_new_tokens=1, tools=TOOLS, **tail, **options)
@@ -231,18 +221,6 @@ def test_tools_of_a_text_are_refused(umim: UMIM) -> None:
             call("Return the sum.", tools=TOOLS)
 
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
-
-
-@pytest.fixture
-def talker(umim: UMIM, monkeypatch: pytest.MonkeyPatch) -> UMIM:
-    monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", TEMPLATE)
-    return umim
-
-
 def test_a_chat_is_rendered_by_its_template(talker: UMIM) -> None:
     chat = [{"role": "user", "content": "Return the array."}]
     rendered = "user: Return the array.\nassistant: "
@@ -251,29 +229,6 @@ def test_a_chat_is_rendered_by_its_template(talker: UMIM) -> None:
     base = talker.generate(rendered, max_new_tokens=6, merge="none")
     assert talker.generate(chat, max_new_tokens=6, merge="none") == base
     assert talker.generate([chat, chat], max_new_tokens=6).text == output.text * 2
-
-
-def test_only_what_users_say_merges_in_a_chat(talker: UMIM) -> None:
-    said = "Return the sum of the array elements over a given axis, and the shape of the array."
-    chat = [
-        {"role": "system", "content": said},
-        {"role": "user", "content": said},
-        {"role": "assistant", "content": said},
-        {"role": "user", "content": said},
-    ]
-    output = talker.generate(chat, max_new_tokens=2, raw_tail=4)
-    ids, decode = output.prompt_ids[0], talker.backbone.decode
-    size = len(talker.backbone.encode(f" {said}"))
-    contents = [k for k in range(len(ids)) if decode(list(ids[k : k + size])) == f" {said}"]
-    assert len(contents) == 4
-    spans = output.prompt_spans[0]
-    inside = [
-        [(a - start, n) for a, n in spans if start <= a and a + n <= start + size - 4]
-        for start in contents
-    ]
-    assert inside[0] == inside[2] == []  # system prompt and reply
-    assert inside[1] and inside[1] == inside[3]  # each message is cut on its own
-    assert len(spans) == len(inside[1]) + len(inside[3])  # none touches the template or a raw tail
 
 
 def test_a_growing_chat_only_appends_units(talker: UMIM) -> None:
@@ -292,8 +247,12 @@ def test_a_growing_chat_only_appends_units(talker: UMIM) -> None:
     assert len(spans) > 4
 
 
-@pytest.mark.parametrize("read", ["prompt", "prefix"])
-def test_only_contents_merge_where_every_pair_of_tokens_is_a_rule(talker: UMIM, read: str) -> None:
+@pytest.mark.parametrize("raw_tail", [0, 3])
+@pytest.mark.parametrize("roles", [None, ["system"]])
+def test_only_contents_merge_where_every_pair_of_tokens_is_a_rule(
+    talker: UMIM, roles: list[Role] | None, raw_tail: int
+) -> None:
+    """Each on its own but for its raw tail; by default those of users."""
     chat = [{"role": role, "content": SAID} for role in ("system", "user", "assistant", "user")]
     text, tokenizer = rendered(talker, chat), talker.backbone.require_tokenizer()
     encoded = tokenizer(text, return_offsets_mapping=True)
@@ -302,25 +261,22 @@ def test_only_contents_merge_where_every_pair_of_tokens_is_a_rule(talker: UMIM, 
         set(pairwise(ids)), tokenizer_fingerprint=talker.backbone.tokenizer_fingerprint
     )
     umim = UMIM(talker.backbone, checkpoint.with_contents(checkpoint.module, rules))
-    asked = {"raw_tail": 0, "merge": "prompt", "roles": ["system"]}
-    spans = (
-        umim.prefix(chat, **asked).spans
-        if read == "prefix"
-        else umim.generate(chat, max_new_tokens=1, **asked).prompt_spans[0]
-    )
-    start = text.index(SAID)
-    inside = [
-        k
-        for k, (a, b) in enumerate(encoded["offset_mapping"])
-        if start <= a < b <= start + len(SAID)
-    ]
-    assert spans == tuple((k, 2) for k in inside[: len(inside) // 2 * 2 : 2])
+    asked = {"raw_tail": raw_tail, "merge": "prompt", "roles": roles}
+    expected = list[tuple[int, int]]()
+    for found in re.finditer(re.escape(f"{'system' if roles else 'user'}: {SAID}"), text):
+        first, end = found.end() - len(SAID), found.end()
+        places = enumerate(encoded["offset_mapping"])
+        inside = [k for k, (a, b) in places if first <= a < b <= end]
+        inside = inside[: len(inside) - raw_tail]
+        expected += [(k, 2) for k in inside[: len(inside) // 2 * 2 : 2]]
+    assert umim.generate(chat, max_new_tokens=1, **asked).prompt_spans == (tuple(expected),)
+    assert umim.prefix(chat, **asked).spans == tuple(expected)
 
 
 def test_a_template_that_rewrites_contents_merges_nothing(
     umim: UMIM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shouting = TEMPLATE.replace("m['content']", "m['content'] | upper")
+    shouting = TOOLED.replace("m['content']", "m['content'] | upper")
     monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", shouting)
     chat = [{"role": "user", "content": "return the sum of the array elements"}]
     out = umim.generate([chat, [{"role": "user", "content": "RETURN THE SUM"}]], max_new_tokens=2)

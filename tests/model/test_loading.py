@@ -1,17 +1,24 @@
-"""Loading a model: sources of its backbone, and which differences make it a mismatch."""
+"""Loading a model: sources of its backbone, mismatches, and what a checkpoint recommends."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from umim_core import UMIM, Checkpoint
+from support.merged_models import fresh_model
+from umim_core import UMIM
+from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import fastest_dtype
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import (
     BackboneError,
     BackboneMismatchError,
@@ -21,9 +28,12 @@ from umim_core.errors import (
     TokenizerMismatchError,
 )
 from umim_core.merging.merged_model import MergedModel
+from umim_core.model.compression import compress_text
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.pruning import recording_reductions
+from umim_core.rules.ruleset import RuleSet
 
-TEXT = "w1 w2 w10 w3 w4 w5"
+TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9"  # w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge
 
 
 @pytest.fixture
@@ -40,33 +50,24 @@ def in_memory(home: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(home, trust_remote_code=False)
 
 
-def test_a_model_in_memory_is_used_and_left_as_it_is(tiny_checkpoint: Path, home: Path) -> None:
+def test_a_model_in_memory_is_used_and_left_as_it_is(
+    tiny_checkpoint: Path, tiny_umim: UMIM, home: Path
+) -> None:
     model = in_memory(home).train()
     tokenizer = AutoTokenizer.from_pretrained(home, trust_remote_code=False)
     umim = UMIM.from_pretrained(tiny_checkpoint, model=model, tokenizer=tokenizer)
-    expected = UMIM.from_pretrained(tiny_checkpoint, dtype="float32").generate(
-        TEXT, max_new_tokens=5
-    )
+    expected = tiny_umim.generate(TEXT, max_new_tokens=5)
     assert umim.generate(TEXT, max_new_tokens=5).ids == expected.ids
     assert umim.backbone.tokenizer is tokenizer
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
+    alone = UMIM.from_pretrained(tiny_checkpoint, model=model)
+    assert alone.backbone.encode("w3 w1") == [3, 1]  # by the checkpoint's own tokenizer
 
 
-def test_the_tokenizer_of_a_model_in_memory_is_the_checkpoints_own(
-    tiny_checkpoint: Path, home: Path
-) -> None:
-    umim = UMIM.from_pretrained(tiny_checkpoint, model=in_memory(home))
-    assert umim.backbone.encode("w3 w1") == [3, 1]
-
-
-def test_a_backbone_may_be_a_path_and_a_model_must_be_transformers(
-    tiny_checkpoint: Path, home: Path
-) -> None:
+def test_a_backbone_may_be_a_path(tiny_checkpoint: Path, home: Path) -> None:
     loaded = UMIM.from_pretrained(tiny_checkpoint, backbone=home, dtype="float32")
     assert loaded.backbone.name == str(home)
-    with pytest.raises(BackboneError, match="a model of transformers itself; got Linear"):
-        UMIM.from_pretrained(tiny_checkpoint, model=torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(
@@ -88,11 +89,6 @@ def test_the_data_type_may_be_the_fastest_the_published_one_or_torchs(
     assert umim.backbone.dtype is found
 
 
-def test_attention_that_takes_no_mask_is_refused_at_load(tiny_checkpoint: Path) -> None:
-    with pytest.raises(BackboneError, match="must take an additive mask"):
-        UMIM.from_pretrained(tiny_checkpoint, attn_implementation="flex_attention")
-
-
 def test_a_hub_name_without_the_network_is_a_typed_error() -> None:
     with pytest.raises(CheckpointError, match="hub repository within reach"):
         UMIM.from_pretrained("nobody/nothing", local_files_only=True)
@@ -100,39 +96,28 @@ def test_a_hub_name_without_the_network_is_a_typed_error() -> None:
 
 def test_options_that_do_not_go_together_are_refused(tiny_checkpoint: Path, home: Path) -> None:
     model = in_memory(home)
-    load = UMIM.from_pretrained
-    with pytest.raises(TypeError, match=r"unknown options \['torch_dtype'\]; known are .*dtype"):
-        load(tiny_checkpoint, torch_dtype="auto")
-    with pytest.raises(BackboneError, match="has its data type and device; got"):
-        load(tiny_checkpoint, model=model, dtype="auto")
-    with pytest.raises(BackboneError, match="must not both be given"):
-        load(tiny_checkpoint, model=model, backbone="umim-docs-llama")
-    with pytest.raises(BackboneError, match="must come with its model"):
-        load(tiny_checkpoint, tokenizer=object())
-    with pytest.raises(BackboneError, match="one of transformers; got str"):
-        load(tiny_checkpoint, model=model, tokenizer="umim-docs-llama")
-    with pytest.raises(ConfigError, match="must not both be given"):
-        load(tiny_checkpoint, device="cpu", device_map="cpu")
+    refused: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"torch_dtype": 1}, TypeError, r"unknown options \['torch_dtype'\]; known are .*dtype"),
+        ({"model": model, "dtype": "auto"}, BackboneError, "has its data type and device; got"),
+        ({"model": model, "backbone": "a"}, BackboneError, "must not both be given"),
+        ({"tokenizer": object()}, BackboneError, "must come with its model"),
+        ({"model": model, "tokenizer": "a"}, BackboneError, "one of transformers; got str"),
+        ({"model": torch.nn.Linear(2, 2)}, BackboneError, "of transformers itself; got Linear"),
+        ({"attn_implementation": "flex_attention"}, BackboneError, "take an additive mask"),
+        ({"device": "cpu", "device_map": "cpu"}, ConfigError, "must not both be given"),
+    ]
+    for options, error, message in refused:
+        with pytest.raises(error, match=message):
+            UMIM.from_pretrained(tiny_checkpoint, **options)
 
 
-NEUTRAL = {"attention_dropout": 0.1, "my_note": "hello", "initializer_range": 0.5}
-
-
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_a_setting_that_changes_nothing_is_no_mismatch(
-    tiny_checkpoint: Path, home: Path, name: str
+def test_settings_that_change_nothing_are_no_mismatch_with_them_and_without(
+    tiny_checkpoint: Path, home: Path, tmp_path: Path
 ) -> None:
-    edit(home / "config.json", **{name: NEUTRAL[name]})
+    edit(home / "config.json", attention_dropout=0.1, my_note="hello", initializer_range=0.5)
     umim = UMIM.from_pretrained(tiny_checkpoint, backbone=str(home))
     assert "backbone_mismatch" not in umim.checkpoint.config.training
     assert umim.checkpoint.backbone_differences(umim.backbone) == []
-
-
-def test_a_checkpoint_of_a_model_with_such_a_setting_takes_the_model_without(
-    tiny_checkpoint: Path, home: Path, tmp_path: Path
-) -> None:
-    edit(home / "config.json", **NEUTRAL)
-    umim = UMIM.from_pretrained(tiny_checkpoint, backbone=str(home))
     made = Checkpoint.of(MergedModel(umim.backbone, umim.checkpoint.module, Matcher(umim.rules)))
     made.save(tmp_path / "made")
     loaded = UMIM.from_pretrained(
@@ -154,9 +139,8 @@ def test_an_added_padding_token_is_no_mismatch(tiny_checkpoint: Path, home: Path
 
 def test_a_mismatch_names_the_fields_with_both_values(tiny_checkpoint: Path, home: Path) -> None:
     edit(home / "config.json", rms_norm_eps=0.5, attention_dropout=0.1)
-    with pytest.raises(
-        BackboneMismatchError, match=r"differs in: rms_norm_eps 1e-06 -> 0\.5\. Load"
-    ):
+    message = r"differs in: rms_norm_eps 1e-06 -> 0\.5\. Load"
+    with pytest.raises(BackboneMismatchError, match=message):
         UMIM.from_pretrained(tiny_checkpoint, backbone=str(home))
 
 
@@ -182,10 +166,9 @@ def test_an_override_without_a_reason_or_of_another_size_is_refused(
     edit(home / "config.json", rms_norm_eps=0.5)
     with pytest.raises(BackboneMismatchError, match="rms_norm_eps"):
         UMIM.from_pretrained(tiny_checkpoint, backbone=str(home), allow_backbone_mismatch=" ")
+    larger = {"backbone": "umim-docs-llama", "allow_backbone_mismatch": "larger"}
     with pytest.raises(BackboneMismatchError, match="embedding size 16 -> "):
-        UMIM.from_pretrained(
-            tiny_checkpoint, backbone="umim-docs-llama", allow_backbone_mismatch="larger"
-        )
+        UMIM.from_pretrained(tiny_checkpoint, **larger)
 
 
 def test_protected_tokens_are_in_no_rule_and_in_none_that_is_saved(
@@ -213,3 +196,169 @@ def test_patterns_that_leave_no_rule_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         UMIM.from_pretrained(tiny_checkpoint, protect=protect)
+
+
+PRICES = (0.05, 0.2, 0.8)
+
+
+@pytest.fixture
+def priced(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    made = Checkpoint.load(tiny_checkpoint)
+    rules = replace(made.rules, prices=np.array(PRICES, np.float32))
+    ids = np.array([int(word[1:]) for word in TEXT.split()])
+    rules = recording_reductions(rules, (ids, np.array([0, len(ids)])))
+    made.with_contents(made.module, rules).save(tmp_path / "priced")
+    return tmp_path / "priced"
+
+
+@pytest.mark.parametrize(
+    ("own", "budget", "units"),
+    [(None, 0.1, 9), (None, 0.5, 7), (0.1, None, 9), (0.1, 0.5, 7), (0.1, math.inf, 4)],
+)
+def test_dearer_rules_go(
+    priced: Path, tmp_path: Path, own: float | None, budget: float | None, units: int
+) -> None:
+    made = Checkpoint.load(priced)
+    replace(made, config=made.config.model_copy(update={"budget": own})).save(tmp_path / "own")
+    umim = UMIM.from_pretrained(tmp_path / "own", budget=budget)
+    assert umim.checkpoint.config.budget is None
+    if budget is None:
+        assert len(compress_text(TEXT, str(tmp_path / "own")).units) == units
+    assert len(umim.compress(TEXT).units) == units
+    umim.save_pretrained(tmp_path / "again")
+    assert Checkpoint.load(tmp_path / "again").rules.digest == umim.rules.digest
+
+
+@pytest.mark.parametrize(
+    ("target", "units"), [(0.05, 9), (0.1, 9), (0.2, 7), (0.3, 7), (0.31, 4), (0.6, 4)]
+)
+def test_the_cheapest_rules_stay_that_reach_a_reduction(
+    priced: Path, tmp_path: Path, target: float, units: int
+) -> None:
+    umim = UMIM.from_pretrained(priced, target_tr=target)
+    assert len(umim.compress(TEXT).units) == units <= math.ceil(10 * (1 - target))
+    umim.save_pretrained(tmp_path / "again")
+    if len(umim.rules) < len(PRICES):  # what is left saves another share of each price
+        with pytest.raises(RuleSetError, match="umim prune CHECKPOINT TEXTS --keep-all"):
+            UMIM.from_pretrained(tmp_path / "again", target_tr=target)
+
+
+def test_a_reduction_that_cannot_be_reached_or_told_is_refused(
+    priced: Path, tiny_checkpoint: Path
+) -> None:
+    with pytest.raises(RuleSetError, match=r"a token reduction of 0\.7; got 0\.6 with all 3"):
+        UMIM.from_pretrained(priced, target_tr=0.7)
+    with pytest.raises(RuleSetError, match="umim prune CHECKPOINT TEXTS --keep-all"):
+        UMIM.from_pretrained(tiny_checkpoint, target_tr=0.1)
+    made = Checkpoint.load(priced)
+    rules = replace(made.rules, origin=Checkpoint.load(tiny_checkpoint).rules.origin)
+    with pytest.raises(RuleSetError, match="recorded with their prices; got 3 rules without it"):
+        UMIM.from_pretrained(made.with_contents(made.module, rules), target_tr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        *(({"target_tr": t}, "reduction must lie above 0") for t in (0, 0.95, math.nan, "0.1")),
+        *(({"budget": b}, "must be a number of nats") for b in (-0.1, math.nan, "0.1", True)),
+        ({"budget": 0.1, "target_tr": 0.1}, "rules are chosen by a budget or by target_tr"),
+    ],
+)
+def test_what_chooses_no_rules_is_refused_first(options: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        UMIM.from_pretrained("no-such-checkpoint", **options)
+
+
+def test_a_budget_needs_prices_and_a_rule(priced: Path, tiny_checkpoint: Path) -> None:
+    assert len(UMIM.from_pretrained(priced, budget=0.5, protect="w1$").rules) == 1
+    with pytest.raises(RuleSetError, match=r"the cheapest of 3 rules costs 0\.05"):
+        UMIM.from_pretrained(priced, budget=0.01)
+    with pytest.raises(RuleSetError, match="umim prune CHECKPOINT TEXTS --keep-all"):
+        UMIM.from_pretrained(tiny_checkpoint, budget=0.1)
+
+
+def test_lm_eval_takes_it(priced: Path) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+    from umim_core.evaluation.harness import UmimLM
+
+    for name, value in {"budget": 0.5, "target_tr": 0.1, "protect": "w1$"}.items():
+        model = UmimLM.create_from_arg_string(f"checkpoint={priced},{name}={value}")
+        rules = UMIM.from_pretrained(priced, **{name: value}).rules
+        assert model.get_model_info()["umim"]["rules_digest"] == rules.digest
+
+
+PROMPT = [[7, 9, 11]]
+PRICE = 0.5
+
+
+@pytest.fixture
+def checkpoint(tiny_llama: Backbone) -> Checkpoint:
+    """One rule of a price, which the first two generated tokens complete."""
+    none = Checkpoint.of(fresh_model(tiny_llama, []))
+    [ids] = UMIM(tiny_llama, none).generate(PROMPT, max_new_tokens=2).ids
+    rules = replace(RuleSet.from_spans([ids]), prices=np.array([PRICE], np.float32))
+    return Checkpoint.of(fresh_model(tiny_llama, rules)).recommending("all")
+
+
+@pytest.mark.parametrize(
+    ("bound", "options", "merges"),
+    [
+        (None, {}, True),
+        (PRICE, {}, True),
+        (0.4, {}, False),
+        (0.4, {"decode_max_damage": math.inf}, True),
+        (0.4, {"decode_max_damage": 0.6}, True),
+        (None, {"decode_max_damage": 0.4}, False),
+        (0.4, {"merge": "prompt"}, False),
+    ],
+)
+def test_generation_merges_by_the_rules_under_the_bound(
+    tiny_llama: Backbone,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    bound: float | None,
+    options: dict[str, object],
+    merges: bool,
+) -> None:
+    checkpoint.decoding_under(bound).save(tmp_path / "made")
+    loaded = Checkpoint.load(tmp_path / "made")
+    assert (loaded.config.decode_max_damage, loaded.config.merge) == (bound, "all")
+    [spans] = UMIM(tiny_llama, loaded).generate(PROMPT, max_new_tokens=3, **options).generated_spans
+    assert spans == (((0, 2),) if merges else ())
+
+
+def test_a_bound_is_of_no_use_for_rules_without_prices(checkpoint: Checkpoint) -> None:
+    bounded, rules = checkpoint.decoding_under(0.4), checkpoint.rules
+    unpriced = replace(rules, prices=None)
+    assert bounded.with_contents(bounded.module, rules).config.decode_max_damage == 0.4
+    without = bounded.with_contents(bounded.module, unpriced)
+    assert without.config.decode_max_damage is None
+    with pytest.raises(RuleSetError, match="needs the price of every rule"):
+        without.decoding_under(0.4)
+
+
+@pytest.mark.parametrize(
+    ("said", "merge", "raw_tail"),
+    [
+        ({}, "prompt", 2),
+        ({"merge": "all"}, "all", 0),
+        ({"raw_tail": 0}, "prompt", 0),
+        ({"merge": "none"}, "none", 0),
+        ({"decode_max_damage": math.inf}, "all", 2),
+        ({"merge": "all", "raw_tail": 0}, "all", 0),
+    ],
+)
+def test_a_recommendation_is_taken_where_the_caller_says_nothing(
+    tiny_umim: UMIM, tmp_path: Path, said: dict[str, object], merge: str, raw_tail: int
+) -> None:
+    tiny_umim.checkpoint.recommending("prompt", 2).save(tmp_path / "made")
+    umim = UMIM(tiny_umim.backbone, Checkpoint.load(tmp_path / "made"))
+    found = umim.generate(TEXT, max_new_tokens=4, **said)
+    assert (found.merge, found.raw_tail) == (merge, raw_tail)
+    whole = said | {"merge": merge, "raw_tail": raw_tail}
+    assert found == tiny_umim.generate(TEXT, max_new_tokens=4, **whole)
+
+
+def test_a_raw_tail_of_nothing_merged_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ConfigError, match="raw_tail needs a prompt that is merged"):
+        checkpoint.recommending("none", 2)

@@ -52,10 +52,6 @@ def test_what_a_tokenizer_returns_is_a_batch(
     assert tiny_umim.generate(encoded, max_new_tokens=4) == expected
     assert tiny_umim.generate(**encoded, max_new_tokens=4) == expected
     assert tiny_umim.generate(tokenizer(TEXTS), max_new_tokens=4) == expected  # lists, no padding
-
-
-def test_padded_ids_come_with_their_mask(tiny_umim: UMIM) -> None:
-    expected = tiny_umim.generate(TEXTS, max_new_tokens=4)
     for form in (torch.tensor, np.array, list):
         output = tiny_umim.generate(form(PADDED), attention_mask=form(MASK), max_new_tokens=4)
         assert output == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from html.parser import HTMLParser
 from itertools import accumulate, groupby
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from support.engine_matrix import finished_row
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Timings
 from umim_core.model.generation_output import GenerationOutput
-from umim_core.model.showing import Decode, View, html_page, unit_texts
+from umim_core.model.showing import Decode, Piece, View, html_page, unit_texts
 
 PLAIN = GenerateOptions(merge="all")
 LETTERS = "abcdefghijklmnop"
@@ -34,62 +33,34 @@ def generated(decode: Decode = letters, options: GenerateOptions = PLAIN) -> Vie
     return view
 
 
-def cells(view: View) -> list[tuple[str, int, bool]]:
-    return [(piece.text, piece.tokens, piece.prompt) for piece in view.pieces]
-
-
-class Marks(HTMLParser):
-    """The text and the marked spans of a fragment, by a parser that is not ours."""
-
-    def __init__(self, fragment: str) -> None:
-        super().__init__()
-        self.text, self.marks, self._inside = "", [], False
-        self.feed(fragment)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._inside = tag == "mark"
-        if self._inside:
-            self.marks.append(["", dict(attrs)["style"]])
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = False
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self._inside:
-            self.marks[-1][0] += data
-
-
-def printed(view: View) -> str:
+def printed(view: View, **console: Any) -> str:
     file = io.StringIO()
-    view.show(Console(file=file, force_terminal=True, color_system="standard", width=200))
+    view.show(Console(file=file, width=200, **console))
     return file.getvalue()
 
 
 def test_a_generation_is_its_prompt_and_its_text_in_units() -> None:
-    assert cells(generated()) == [
-        ("a", 1, True),
-        ("bc", 2, True),
-        ("d", 1, True),
-        ("e", 1, False),
-        ("fgh", 3, False),
-        ("i", 1, False),
-    ]
+    prompt = [Piece("a", 1, True), Piece("bc", 2, True), Piece("d", 1, True)]
+    text = [Piece("e", 1), Piece("fgh", 3), Piece("i", 1)]
+    assert list(generated().pieces) == [*prompt, *text]
 
 
 def test_the_terminal_shows_the_prompt_dim_and_spans_in_alternating_colours() -> None:
-    codes = dict(
-        (text, code)
-        for code, text in re.findall(r"\x1b\[([\d;]+)m(\w+)\x1b\[0m", printed(generated()))
-    )
+    shown = printed(generated(), force_terminal=True, color_system="standard")
+    codes = {text: code for code, text in re.findall(r"\x1b\[([\d;]+)m(\w+)\x1b\[0m", shown)}
     assert codes["a"] == codes["d"] == "2"  # dim
     assert codes["bc"].endswith("46") and codes["fgh"].endswith("103")  # cyan, bright yellow
     assert "e" not in codes and "i" not in codes
 
 
-def test_html_escapes_text_of_the_prompt_and_of_the_title() -> None:
+def test_html_marks_spans_and_escapes_text_of_the_prompt_and_of_the_title() -> None:
+    marks = re.findall(
+        r'<mark style="([^"]*)" title="(\d) tokens">(\w+)</mark>', generated().html()
+    )
+    colours, *others = zip(*marks, strict=True)
+    assert others == [("2", "3"), ("bc", "fgh")] and len(set(colours)) == 2
     fragment = generated(decode=lambda ids: "<b>&" * len(ids)).html()
-    assert "<b>" not in fragment and Marks(fragment).text.startswith("<b>&" * 9)
+    assert "<b>" not in fragment and fragment.count("&lt;b&gt;&amp;") == 9
     assert "<title>a &lt;b&gt;</title>" in html_page("a <b>", fragment)
 
 
@@ -127,6 +98,4 @@ def test_a_character_belongs_to_the_unit_that_completes_it(decode, size: int) ->
 
 
 def test_merged_spans_stand_in_brackets_where_there_are_no_colours() -> None:
-    file = io.StringIO()
-    generated().show(Console(file=file, width=200))
-    assert file.getvalue().splitlines()[0] == "a[bc]de[fgh]i"
+    assert printed(generated()).splitlines()[0] == "a[bc]de[fgh]i"

@@ -70,6 +70,8 @@ def test_the_units_of_a_prompt_are_those_of_its_compression(
     assert output.prompt_spans == (compression.spans,)
     assert output.token_reduction == (compression.token_reduction,)
     assert output.cache_lengths == ((len(lengths),),)
+    with pytest.raises(ConfigError, match="raw_tail must be an integer of at least 0; got -1"):
+        tiny_umim.compress(WORDS, raw_tail=-1)
 
 
 def test_no_prompt_is_told_as_that_and_uses_up_no_state(tiny_umim: UMIM) -> None:
@@ -83,11 +85,6 @@ def test_no_prompt_is_told_as_that_and_uses_up_no_state(tiny_umim: UMIM) -> None
         with pytest.raises(UmimError, match=message):
             tiny_umim.generate([], past=past)
     assert tiny_umim.generate(WORDS, past=state, max_new_tokens=1).text
-
-
-def test_a_negative_raw_tail_is_refused(tiny_umim: UMIM) -> None:
-    with pytest.raises(ConfigError, match="raw_tail must be an integer of at least 0; got -1"):
-        tiny_umim.compress(WORDS, raw_tail=-1)
 
 
 @pytest.mark.parametrize("raw_tail", [0, 4, 99])
@@ -190,31 +187,24 @@ def umim() -> UMIM:
     return UMIM.from_pretrained("umim-docs-gpt2", dtype="float32")
 
 
-def drain(umim: UMIM, prompt: object, **options: object) -> tuple[list[str], object]:
-    pieces, stream = [], umim.stream(prompt, **options)
-    while True:
-        try:
-            pieces.append(next(stream))
-        except StopIteration as end:
-            return pieces, end.value
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"do_sample": True, "seed": 3}, {"merge": "none"}, {"raw_tail": 2}]
 )
-def test_streamed_pieces_are_the_generated_text(umim: UMIM, options: dict[str, object]) -> None:
-    pieces, output = drain(umim, PROMPT, max_new_tokens=24, **options)
+def test_streamed_pieces_are_the_generated_text_as_it_comes(
+    umim: UMIM, options: dict[str, object]
+) -> None:
     expected = umim.generate(PROMPT, max_new_tokens=24, **options)
+    steps, pieces, output = list[int](), list[str](), None
+    observed = {"observer": lambda _: steps.append(1), "max_new_tokens": 24}
+    stream = umim.stream(PROMPT, **observed, **options)
+    while output is None:
+        try:
+            pieces.append(next(stream))
+            assert len(pieces) > 1 or len(steps) < 6  # it comes before the text is complete
+        except StopIteration as end:
+            output = end.value
     assert output == expected
-    assert "".join(pieces) == expected.text[0]
-    assert len(pieces) > 5
-
-
-def test_a_stream_yields_before_the_text_is_complete(umim: UMIM) -> None:
-    steps: list[int] = []
-    stream = umim.stream(PROMPT, max_new_tokens=24, observer=lambda _: steps.append(1))
-    next(stream)
-    assert len(steps) < 6
+    assert "".join(pieces) == expected.text[0] and len(pieces) > 5
 
 
 def test_a_base_score_is_the_sum_of_the_models_log_probabilities(umim: UMIM) -> None:

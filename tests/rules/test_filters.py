@@ -1,4 +1,4 @@
-"""Grams that become rules: overlap, containment, budgets, and spans that are chosen."""
+"""Grams, packed, chosen and filtered into rules: overlap, containment, budgets, chosen spans."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.ngram_oracle import filtered, grams_of
+from support.ngram_oracle import document_oracle, filtered, flat, grams_of
 from umim_core.config.rule_options import Containment, Overlap
+from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.span_choice import choose_spans, saved_tokens
 from umim_core.rules.filters import filter_rules, overlap_mask, tau_for_size
-from umim_core.rules.grams import ORDERS, NgramCounts, orders_to
+from umim_core.rules.grams import ORDERS, NgramCounts, orders_to, select
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.token_ids import MAX_TOKEN_ID
+from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, read_ids
 
 Grams = dict[tuple[int, ...], int]
 POLICIES = [(o, c) for o in ("greedy", "none") for c in ("drop", "keep")]
-
-
-def compete(g: tuple[int, ...], h: tuple[int, ...]) -> bool:
-    return g != h and (g[1:] == h[:-1] or h[1:] == g[:-1])
 
 
 def inside(short: tuple[int, ...], long: tuple[int, ...]) -> bool:
@@ -34,32 +31,18 @@ def inside(short: tuple[int, ...], long: tuple[int, ...]) -> bool:
 
 
 def reference(grams: Grams, overlap: str, containment: str) -> tuple[set, set]:
-    """Rules after the overlap filter and after both, by comparing every pair."""
+    """Rules after the overlap filter, one after the other, and after both, pair by pair."""
     after: set[tuple[int, ...]] = set()
-    for n in range(2, 17):
-        kept: list[tuple[int, ...]] = []
-        for gram in sorted((g for g in grams if len(g) == n), key=lambda g: (-grams[g], g)):
-            if overlap == "none" or not any(compete(gram, other) for other in kept):
-                kept.append(gram)
-        after |= set(kept)
+    starts, ends = set(), set()  # of kept rules, whose length tells them apart
+    for gram in sorted(grams, key=lambda g: (-grams[g], g)):
+        if overlap == "none" or (gram[1:] not in starts and gram[:-1] not in ends):
+            after.add(gram)
+            starts.add(gram[:-1])
+            ends.add(gram[1:])
     if containment == "keep":
         return after, after
     dropped = {g for g in after if any(len(h) > len(g) and inside(g, h) for h in after)}
     return after, after - dropped
-
-
-def walk(ids: np.ndarray, support: np.ndarray) -> np.ndarray:
-    """Greedy rules, one after the other, in linear time."""
-    kept = np.zeros(len(ids), dtype=bool)
-    starts: set[tuple[int, ...]] = set()
-    ends: set[tuple[int, ...]] = set()
-    rows = [tuple(row) for row in ids.tolist()]
-    for rule in sorted(range(len(rows)), key=lambda r: (-support[r], rows[r])):
-        if rows[rule][1:] not in starts and rows[rule][:-1] not in ends:
-            kept[rule] = True
-            starts.add(rows[rule][:-1])
-            ends.add(rows[rule][1:])
-    return kept
 
 
 def run(grams: Grams, overlap: Overlap, containment: Containment) -> tuple[set, set]:
@@ -96,7 +79,7 @@ def test_docstring_example() -> None:
 @pytest.mark.parametrize(("overlap", "containment"), POLICIES)
 @settings(max_examples=50)  # seeded bugs are found here
 @given(data=st.data())
-def test_equals_the_quadratic_reference(
+def test_equals_the_reference(
     overlap: Overlap, containment: Containment, data: st.DataObject
 ) -> None:
     grams = data.draw(gram_tables(data.draw(st.sampled_from([0, MAX_TOKEN_ID - 3]))))
@@ -105,12 +88,14 @@ def test_equals_the_quadratic_reference(
 
 @pytest.mark.parametrize("order", [2, 3, 4, 7])
 @pytest.mark.parametrize("skew", [1.0, 3.0], ids=["many parts", "few parts"])
-def test_equals_the_walk_on_many_rules(order: int, skew: float) -> None:
+def test_equals_the_reference_on_many_rules(order: int, skew: float) -> None:
     rng = np.random.default_rng(order)
     tokens = 40 if order < 5 else 5
     ids = np.unique((tokens * rng.random((30_000, order)) ** skew).astype(np.int32), axis=0)
     support = (5 / (1 - rng.random(len(ids)))).astype(np.int64)
-    assert overlap_mask(ids, support, "greedy").tolist() == walk(ids, support).tolist()
+    grams = dict(zip(map(tuple, ids.tolist()), support.tolist(), strict=True))
+    expected = reference(grams, "greedy", "keep")[0]
+    assert set(map(tuple, ids[overlap_mask(ids, support, "greedy")].tolist())) == expected
 
 
 def test_counts_too_large_to_be_packed_with_a_row_number_are_ranked_alike() -> None:
@@ -188,3 +173,64 @@ def test_chosen_spans_save_at_least_as_much_as_those_of_the_highest_counts(seed:
         return len(Matcher(rules).segment_many(ids, borders)[0])
 
     assert units(chosen) <= units(frequent)
+
+
+SEGMENTS = [[1, 2, 3, 1, 2], [1, 2, 3, 9], [1, 2], [2, 3, 1, 2, 3, 1]]
+ENDS = [5, 11, 17]
+
+
+def counted(tau: int = 1) -> NgramCounts:
+    """SEGMENTS with documents; the second one ends with the third segment."""
+    counts = count_ngrams(*flat(SEGMENTS), tau)
+    found = document_oracle(SEGMENTS, ENDS)
+    documents = {
+        n: np.array([found[tuple(gram)] for gram in counts.ids(n).tolist()], dtype=np.int64)
+        for n in ORDERS
+    }
+    return NgramCounts(counts.keys, counts.support, tau, documents)
+
+
+def test_a_key_is_the_rank_of_the_prefix_and_the_last_token() -> None:
+    counts = count_ngrams(*flat([[7, 8, 9, 8, 9, 6]]), 1)
+    assert counts.ids(2).tolist() == [[7, 8], [8, 9], [9, 6], [9, 8]]
+    assert counts.keys[2].tolist() == [(a << TOKEN_BITS) | b for a, b in counts.ids(2).tolist()]
+    assert counts.ids(3).tolist() == [[7, 8, 9], [8, 9, 6], [8, 9, 8], [9, 8, 9]]
+    ranks = (0, 1, 1, 3)
+    pairs = zip(ranks, (9, 6, 8, 9), strict=True)
+    assert counts.keys[3].tolist() == [(rank << TOKEN_BITS) | token for rank, token in pairs]
+    assert len(counts) == 4 + 4 + 3
+
+
+@pytest.mark.parametrize(
+    ("documents", "tau", "least", "message"),
+    [
+        (True, 2, 1, "tau must be at least 3, the threshold of the counts"),
+        (True, 3, 0, "min_documents must be 1, or above .*; got 0"),
+        (True, 3, -1, "min_documents must be 1, or above .*; got -1"),
+        (False, 3, 2, r"where documents were counted; got 2\. Count"),
+    ],
+)
+def test_what_was_not_counted_cannot_be_asked_for(
+    documents: bool, tau: int, least: int, message: str
+) -> None:
+    counts = counted(3)
+    with pytest.raises(RuleSetError, match=message):
+        select(counts if documents else replace(counts, documents=None), tau, least)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32, np.int64, np.uint64])
+def test_ids_are_read_as_one_type_and_cannot_be_written(dtype: type[np.integer]) -> None:
+    ids = np.array([5, 6, 7, 8], dtype=dtype)
+    got = read_ids(ids, 1, 3)
+    assert (got.tolist(), got.dtype) == ([6, 7], np.int32)
+    assert not got.flags.writeable
+    assert ids.flags.writeable, "the array itself stays as it was"
+    apart = read_ids(np.arange(10, dtype=dtype)[::2], 1, 4)
+    assert apart.tolist() == [2, 4, 6] and apart.flags.c_contiguous
+
+
+@pytest.mark.parametrize(("low", "high", "found"), [(2, 6, "3 of 4"), (5, 7, "0 of 2")])
+def test_ids_that_are_missing_are_not_taken_for_the_end(low: int, high: int, found: str) -> None:
+    message = f"tokens {low} to {high} of the corpus must be there; got {found}. On a shared file"
+    with pytest.raises(CorpusError, match=message):
+        read_ids(np.arange(5, dtype=np.int32), low, high)

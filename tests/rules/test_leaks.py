@@ -30,53 +30,27 @@ from umim_core.text.sources import JsonLines
 TOKEN = "16C7e42F292c6912E7"
 SECRETS = {
     "e-mail address": [
-        "write to jane.doe@acme-corp.com today",
-        "b.miller@uni-bonn.de",
-        "e@acme.co.uk",
+        "write to jane.doe@acme-corp.com today", "b.miller@uni-bonn.de", "e@acme.co.uk",
         "git@github.com e@acme.org",
     ],
     "API key": [
-        f"ghp_{TOKEN}",
-        f"key='github_pat_{TOKEN}'",
-        "sk-proj-T3BlbkFJ9xQ2mZ7v",
-        "AKIA3Q7YB2ZK5WXN8D4T",
-        "xoxb-17653672481-19874698323",
-        "hf_QdXcKpTzLmNvBwRsYg",
+        f"ghp_{TOKEN}", f"key='github_pat_{TOKEN}'", "sk-proj-T3BlbkFJ9xQ2mZ7v",
+        "AKIA3Q7YB2ZK5WXN8D4T", "xoxb-17653672481-19874698323", "hf_QdXcKpTzLmNvBwRsYg",
         "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6",
     ],
     "private key": ["-----BEGIN RSA PRIVATE KEY-----", "BEGIN PRIVATE", " PRIVATE KEY-----"],
     "URL with password": ["postgres://admin:hunter2@db.acme", "//bob:s3cr@host"],
     "long number": [
-        "call +49 170 5551234",
-        "tel (415) 555-2671.",
-        "tel: 415-555-2671",
-        "tel 4155552671",
-        "card 4539 1488 0343 6467",
-        "card 4539148803436467",
+        "call +49 170 5551234", "tel (415) 555-2671.", "tel: 415-555-2671", "tel 4155552671",
+        "card 4539 1488 0343 6467", "card 4539148803436467",
     ],
-}
+}  # fmt: skip
 ORDINARY = [
-    "@dataclass",
-    "@app.route",
-    "x@y",
-    "git@github.com",
-    "sk-learn",
-    "disk-based2",
-    "hf_hub_download",
-    "AKIA",
-    "gh_token",
-    "the private key",
-    "user:password@localhost",
-    "http://<user>:<key>@host",
-    "2024-03-15 12:30",
-    " 100000000",
-    " 18446744073709551615",
-    "0.1415926535897",
-    "id_123456789",
-    " 12345678-1234-5678",
-    "1999 2000 2001 2002",
-    "+1.5, -2.5",
-]
+    "@dataclass", "@app.route", "x@y", "git@github.com", "sk-learn", "disk-based2", "AKIA",
+    "hf_hub_download", "gh_token", "the private key", "user:password@localhost",
+    "http://<user>:<key>@host", "2024-03-15 12:30", " 100000000", " 18446744073709551615",
+    "0.1415926535897", "id_123456789", " 12345678-1234-5678", "1999 2000 2001 2002", "+1.5, -2.5",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -112,8 +86,6 @@ def pieces() -> PreTrainedTokenizerFast:
 
 # "jane@acme.org" in the 4-grams that a greedy filter may leave: each shares two tokens.
 LEAKING = [(1, 2, 3, 4), (3, 4, 5, 6), (5, 6, 7, 8), (8, 9)]
-
-
 JOINED: dict[str, tuple[list[tuple[int, ...]], list[str]]] = {
     "two tokens in common": (LEAKING, ["jane@acme.org hi"]),
     "longer ones by their length": (
@@ -173,25 +145,16 @@ def test_the_embedded_rules_leak_nothing() -> None:
     assert scan_rules(rules, load_tokenizer("umim-docs-llama")) == []
 
 
-SECRET = "Write to jane.doe@acme-corp.com about it. "
-COMMON = "Return the sum of the array elements over the given axis. "
-
-
-@pytest.fixture
-def one_leaky_document(tmp_path: Path) -> JsonLines:
-    """Forty documents that say the same, and one that says something private sixty times."""
-    path = tmp_path / "corpus.jsonl"
-    texts = [COMMON * 3] * 40 + [SECRET * 60]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return JsonLines(paths=(str(path),))
-
-
 @pytest.mark.parametrize(("least", "leaky"), [(1, True), (2, False)])
 def test_what_one_document_repeats_is_mined_only_where_one_document_is_enough(
-    one_leaky_document: JsonLines, tmp_path: Path, least: int, leaky: bool
+    tmp_path: Path, least: int, leaky: bool
 ) -> None:
+    common = "Return the sum of the array elements over the given axis. "
+    texts = [common * 3] * 40 + ["Write to jane.doe@acme-corp.com about it. " * 60]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     mine_rules(
-        one_leaky_document,
+        JsonLines(paths=(str(path),)),
         tmp_path / "rules",
         tokenizer="umim-docs-llama",
         options=RuleOptions(tau=5, segment_length=16, min_documents=least, overlap="none"),
@@ -200,8 +163,4 @@ def test_what_one_document_repeats_is_mined_only_where_one_document_is_enough(
     texts = tokenizer.batch_decode([span for n in ORDERS for span in rules.ids_by_order[n]])
     assert any("array" in text for text in texts), "what all documents share is a rule"
     assert any("acme" in text or "jane" in text for text in texts) == leaky
-    if leaky:
-        with pytest.raises(LeakError, match="e-mail address"):
-            check_export(rules, tokenizer)
-    else:
-        assert check_export(rules, tokenizer) == []
+    assert bool(check_export(rules, tokenizer, "allow")) == leaky

@@ -18,20 +18,24 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.rule_options import EXPLICIT, RuleOptions
 from umim_core.embedded.assets import embedded_path
-from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
+from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, UmimError
 from umim_core.mining.counting import count_ngrams
+from umim_core.rules.grams import NgramCounts
 from umim_core.rules.ruleset import RULES_SCHEMA, TABLE_SCHEMA, RuleOrigin, RuleSet
 from umim_core.store.artifacts import read_json, write_manifest
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
 
-def mined(tau: int = 2, longest: int = 4, **origin: object) -> RuleSet:
+def counted(tau: int, longest: int = 4) -> NgramCounts:
     stream = np.random.default_rng(3).geometric(0.15, 6000) % 50
     if longest > 4:
         stream[5000:5900] = np.tile(stream[:30], 30)
-    counts = count_ngrams(stream, np.array([0, 6000], dtype=np.int64), tau, longest=longest)
+    return count_ngrams(stream, np.array([0, 6000], dtype=np.int64), tau, longest=longest)
+
+
+def mined(tau: int = 2, longest: int = 4, **origin: object) -> RuleSet:
     options = RuleOptions(tau=tau, longest=longest, segment_length=6000)
-    return RuleSet.from_counts(counts, RuleOrigin(options=options, **origin))
+    return RuleSet.from_counts(counted(tau, longest), RuleOrigin(options=options, **origin))
 
 
 @pytest.mark.parametrize("longest", [4, 6, 16])
@@ -57,8 +61,7 @@ def test_two_saves_are_byte_equal(tmp_path: Path) -> None:
 
 
 def test_the_source_and_the_least_documents_are_recorded(tmp_path: Path) -> None:
-    stream = np.array([1, 2] * 9)
-    counts = count_ngrams(stream, np.array([0, 18], dtype=np.int64), 3)
+    counts = counted(3)
     for name, options in {
         "documents": {"min_documents": 4, "protect": ("digits",)},
         "confidence": {"source": "confidence", "min_probability": 0.7},
@@ -97,8 +100,7 @@ def test_how_long_rules_may_be_is_kept_where_none_is_and_counts_for_the_digest(
     assert (back.longest, back.digest) == (16, short.digest)
     assert back.digest != RuleSet.from_spans([(1, 2), (1, 2, 3)]).digest
     for odd in (3, 17, 10**9, "16", True):
-        more = {"longest": odd}
-        body = short.origin.record() | more
+        body = short.origin.record() | {"longest": odd}
         write_manifest(tmp_path / "rules", kind="rules", schema=RULES_SCHEMA, body=body)
         with pytest.raises(RuleSetError, match=f"must describe its rules; got longest {odd}"):
             RuleSet.load(tmp_path / "rules")
@@ -155,19 +157,12 @@ def test_spans_that_cannot_be_rules_are_refused(span: tuple[int, ...], message: 
         RuleSet.from_spans([(1, 2), span])
 
 
-def test_a_higher_threshold_equals_counting_again() -> None:
-    stream = np.random.default_rng(3).geometric(0.15, 6000) % 50
-    counts = count_ngrams(stream, np.array([0, 6000], dtype=np.int64), 2)
-    later = filtered(counts, tau=10, segment_length=6000)
+def test_a_higher_threshold_equals_counting_again_and_a_lower_one_is_refused() -> None:
+    later = filtered(counted(2), tau=10, segment_length=6000)
     assert later.digest == mined(tau=10).digest
     assert 0 < len(later) < len(mined())
-
-
-def test_a_threshold_below_the_one_counted_is_refused() -> None:
-    stream = np.array([1, 2] * 9)
-    counts = count_ngrams(stream, np.array([0, 18], dtype=np.int64), 3)
     with pytest.raises(RuleSetError, match=r"tau must be at least 3, .*; got 2"):
-        filtered(counts, tau=2)
+        filtered(counted(3), tau=2)
 
 
 def test_the_digest_tells_rules_counts_and_origin_apart() -> None:
@@ -186,8 +181,6 @@ def test_the_digest_tells_rules_counts_and_origin_apart() -> None:
 
 
 SPANS = [(1, 2), (3, 4), (1, 2, 3), (5, 6, 7, 8)]
-
-
 PRICES = np.array([0.5, 0.0, 1.25, 0.1], np.float32)
 
 
@@ -242,19 +235,18 @@ def test_an_id_beyond_the_vocabulary_and_a_special_token_are_refused() -> None:
         rules.check_vocabulary(32, (0, 7))
 
 
-@pytest.mark.parametrize("span", [(1, 0), (1, 32)])
+@pytest.mark.parametrize(
+    ("span", "error"), [((1, 0), RuleSetError), ((1, 32), TokenizerMismatchError)]
+)
 def test_a_checkpoint_with_such_rules_is_refused(
-    tiny_llama: Backbone, span: tuple[int, ...]
+    tiny_llama: Backbone, span: tuple[int, ...], error: type[UmimError]
 ) -> None:
     rules = RuleSet.from_spans([span])  # of an unknown tokenizer
-    checkpoint = Checkpoint.of(fresh_model(tiny_llama, rules))
-    with pytest.raises(
-        (RuleSetError, TokenizerMismatchError), match=r"of the tokenizer|vocabulary"
-    ):
-        checkpoint.check_backbone(tiny_llama)
+    with pytest.raises(error, match=r"of the tokenizer|vocabulary"):
+        Checkpoint.of(fresh_model(tiny_llama, rules)).check_backbone(tiny_llama)
 
 
-ORIGIN = {
+ORIGIN = RuleOrigin().record() | {
     "tau": 1,
     "overlap": "greedy",
     "containment": "drop",
@@ -264,14 +256,11 @@ ORIGIN = {
 }
 
 
-EVERY = RuleOrigin().record()
-
-
 def write_rules(directory: Path, table: pa.Table) -> Path:
     """Write a rule directory by hand, with a manifest that fits its files."""
     directory.mkdir()
     pq.write_table(table, directory / "rules.parquet")
-    write_manifest(directory, kind="rules", schema=2, body=EVERY | ORIGIN)
+    write_manifest(directory, kind="rules", schema=2, body=ORIGIN)
     return directory
 
 
@@ -295,9 +284,7 @@ def test_a_directory_written_by_hand_loads(tmp_path: Path) -> None:
         ([(2, [1, -1], 5)], r"rule ids must lie in 0\.\.262143; got -1\.\.1"),
         ([(2, [1, MAX_TOKEN_ID + 1], 5)], r"must lie in 0\.\.262143; got 1\.\.262144"),
         ([(17, list(range(17)), 5)], "rules of 2 to 16 ids"),
-        ([(5, [1, 2, 3, 4], 5)], "rules of 2 to 16 ids"),
         ([(1, [1], 5)], "rules of 2 to 16 ids"),
-        ([(2, [1, 2, 3], 5)], "rules of 2 to 16 ids"),
         ([(3, [1, 2], 5)], "rules of 2 to 16 ids"),
         ([(3, [1, 2], 5), (2, [1, 2, 3], 5)], "rules of 2 to 16 ids"),
         ([(3, [1, 2, 3], 5), (2, [1, 2], 5)], "sorted by n"),
@@ -305,10 +292,8 @@ def test_a_directory_written_by_hand_loads(tmp_path: Path) -> None:
         ([(2, [1, 3], 5), (2, [1, 2], 5)], r"sorted and all different; got \[1, 2\]"),
         ([(2, [2, 0], 5), (2, [1, 9], 5)], "sorted and all different"),
         ([(2, [1, 2], 0)], "every count must reach tau; got 0"),
-        ([(2, [1, 2], -5)], "every count must reach tau; got -5"),
         ([(2, None, 5)], "no nulls"),
         ([(2, [1, None], 5)], "no nulls"),
-        ([(2, [None, None], 5)], "no nulls"),
         ([(None, [1, 2], 5)], "no nulls"),
         ([(2, [1, 2], None)], "no nulls"),
     ],
@@ -346,7 +331,7 @@ def test_other_columns_are_refused(tmp_path: Path, change: Callable[[pa.Table], 
 def test_a_table_that_is_no_parquet_file_is_refused(tmp_path: Path, content: bytes) -> None:
     directory = write_rules(tmp_path / "rules", table_of(GOOD))
     (directory / "rules.parquet").write_bytes(content)
-    write_manifest(directory, kind="rules", schema=2, body=EVERY | ORIGIN)
+    write_manifest(directory, kind="rules", schema=2, body=ORIGIN)
     with pytest.raises(RuleSetError, match="must be a Parquet file"):
         RuleSet.load(directory)
 
@@ -356,7 +341,7 @@ WRONG = [
     *(("source", value) for value in ("hearsay", None)),
     *(("overlap", "clever"), ("containment", None), ("segment_length", "512")),
     *(("tokenizer_fingerprint", 7), ("min_documents", "2")),
-    *((name, ...) for name in EVERY),
+    *((name, ...) for name in ORIGIN),
 ]
 
 
@@ -365,7 +350,7 @@ def test_a_manifest_that_does_not_describe_its_rules_is_refused(
     tmp_path: Path, name: str, value: object
 ) -> None:
     directory = write_rules(tmp_path / "rules", table_of(GOOD))
-    body = {key: x for key, x in (EVERY | ORIGIN | {name: value}).items() if x is not ...}
+    body = {key: x for key, x in (ORIGIN | {name: value}).items() if x is not ...}
     write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=body)
     found = f"got no {name}" if value is ... else name
     with pytest.raises(ArtifactError, match=f"must describe its rules.*{found}"):

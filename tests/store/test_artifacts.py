@@ -60,9 +60,6 @@ def read(directory: Path) -> dict[str, object]:
     return read_manifest(directory, kind="stage", schema=3)
 
 
-# JSON
-
-
 @given(value=JSON)
 def test_canonical_json_reads_back_and_ignores_the_order_of_keys(value: object) -> None:
     text = canonical_json(value)
@@ -136,21 +133,12 @@ def _edit(old: str, new: str) -> Callable[[Path], None]:
     ("change", "message"),
     [
         (
-            lambda path: (path / "a.txt").write_text("alpha and more"),
-            r"a\.txt must have 5 bytes; got 14\. The file is torn or altered",
+            lambda path: (path / "a.txt").write_text("alpha +"),
+            r"a\.txt must have 5 bytes; got 7",
         ),
-        (
-            lambda path: (path / "a.txt").write_text("alphA"),
-            r"a\.txt must have the SHA-256 in its manifest",
-        ),
-        (
-            lambda path: (path / "deep" / "extra").touch(),
-            r"exactly the files its manifest lists; got \['deep/extra'\]",
-        ),
-        (
-            lambda path: (path / "deep" / "b.bin").unlink(),
-            r"exactly the files its manifest lists; got \['deep/b\.bin'\]",
-        ),
+        (lambda path: (path / "a.txt").write_text("alphA"), r"a\.txt must have the SHA-256 in its"),
+        (lambda path: (path / "deep" / "extra").touch(), r"manifest lists; got \['deep/extra'\]"),
+        (lambda path: (path / "deep" / "b.bin").unlink(), r"lists; got \['deep/b\.bin'\]"),
         (lambda path: (path / "manifest.json").unlink(), r"manifest\.json must exist"),
         (lambda path: shutil.rmtree(path), r"manifest\.json must exist"),
         (_edit('"seed":17', '"seed":18'), "must be as it was written; got another checksum"),
@@ -161,7 +149,7 @@ def _edit(old: str, new: str) -> Callable[[Path], None]:
         (lambda path: write_json(path / "manifest.json", [1]), "kind 'stage'; got list"),
         (
             lambda path: write_json(path / "manifest.json", {"kind": "stage", "schema": 3}),
-            "must be as it was written",
+            "must be as",
         ),
     ],
 )
@@ -211,15 +199,10 @@ def test_a_page_beside_an_artifact_changes_nothing_unless_it_is_listed(
 
 TEXTS = {
     "brackets": "[" * 200_000 + "]" * 200_000,
-    "braces": '{"a":' * 200_000,
     "digits": '{"kind":' + "9" * 5_001 + "}",
     "surrogate": '{"kind":"k","schema":1,"x":"\\ud800"}',
-    "surrogate key": '{"kind":"k","\\udfff":1}',
     "nan": '{"kind":"k","schema":NaN}',
-    "infinity": "[-Infinity]",
     "list": '["kind"]',
-    "text": '"kind"',
-    "null": "null",
     "empty": "",
     "nul": "\0",
     "torn": '{"kind":"k"',
@@ -228,7 +211,6 @@ TEXTS = {
     "long kind": '{"kind":"' + "x" * 10**6 + '"}',
     "twice": '{"kind":"x","kind":"k","schema":1}',
     "twice inside": '{"kind":"k","schema":1,"files":{"a":{"bytes":1,"bytes":2}}}',
-    "more": '{"a":1}}',
     "escapes": '{"kind":"\\u001b[2J"}',
 }
 PLACES: dict[str, Callable[[Path], object]] = {
@@ -269,30 +251,24 @@ def everything(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))
 
 
-def test_a_published_directory_is_whole_and_alone(tmp_path: Path) -> None:
-    publish_directory(tmp_path / "new" / "x", lambda out: (out / "f").write_text("1"))
-    assert everything(tmp_path) == ["new", "new/x", "new/x/f"]
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_failing_build_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_failing_build_leaves_nothing(tmp_path: Path) -> None:
     def build(out: Path) -> None:
         (out / "half").write_text("1")
         assert not (tmp_path / "x").exists()
-        raise error
+        raise KeyboardInterrupt
 
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         publish_directory(tmp_path / "x", build)
     assert everything(tmp_path) == []
 
 
-def test_an_existing_target_is_refused_before_anything_is_built(tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    built: list[Path] = []
+def test_a_published_directory_is_whole_and_alone_and_is_not_built_again(tmp_path: Path) -> None:
+    place, built = tmp_path / "new" / "x", list[Path]()
+    publish_directory(place, lambda out: (out / "f").write_text("1"))
     with pytest.raises(ArtifactError, match=r"output directory must not exist; got .*x"):
-        publish_directory(tmp_path / "x", built.append)
+        publish_directory(place, built.append)
     assert built == []
-    assert everything(tmp_path) == ["x"]
+    assert everything(tmp_path) == ["new", "new/x", "new/x/f"]
 
 
 def test_what_another_builder_removes_while_it_is_read_is_built(

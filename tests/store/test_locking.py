@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -23,12 +24,16 @@ from tasks.run.stage import Metrics, StageSpec, run_stage
 from umim_core.errors import LockError
 from umim_core.store.locking import VARIABLE, computing, directory_lock, lock_file, measuring
 
+Machine = Callable[[], AbstractContextManager[None]]
+
 
 @contextmanager
-def holding(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a program that says ``held`` once it holds its lock, and reads its standard input."""
+def holding(lock: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds a lock until its standard input is closed."""
+    program = "import sys\nfrom umim_core.store.locking import *\n"
+    program += f"with {lock}:\n    print('held', flush=True)\n    sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-c", program],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -42,19 +47,8 @@ def holding(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from umim_core.store.locking import directory_lock
-with directory_lock(Path(sys.argv[1]), wait_seconds=0.0):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
 def holder(directory: Path) -> AbstractContextManager[subprocess.Popen[str]]:
-    """Another process that holds the lock until its standard input is closed."""
-    return holding(HOLD, str(directory))
+    return holding(f"directory_lock(Path({str(directory)!r}), wait_seconds=0.0)")
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
@@ -134,54 +128,25 @@ def test_users_whom_the_umask_lets_share_a_folder_share_its_locks(tmp_path: Path
 
 def test_many_threads_are_inside_one_at_a_time(tmp_path: Path) -> None:
     inside: list[int] = []
-    most: list[int] = []
 
-    def work() -> None:
-        for _ in range(5):
-            with directory_lock(tmp_path / "x", wait_seconds=None):
-                inside.append(1)
-                most.append(len(inside))
-                time.sleep(0.001)
-                inside.pop()
+    def work(_: int) -> int:
+        with directory_lock(tmp_path / "x", wait_seconds=None):
+            inside.append(1)
+            time.sleep(0.001)
+            return len(inside) - inside.pop()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (max(most), len(most)) == (1, 20)
-
-
-# The machine
-
-
-KINDS: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "measuring": measuring,
-    "computing": computing,
-}
-
-
-@pytest.fixture
-def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "lock"))
-    return tmp_path / "lock"
-
-
-def another(kind: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    """Another process that holds the machine until its standard input is closed."""
-    program = f"from umim_core.store.locking import {kind}\nimport sys\n"
-    program += f"with {kind}():\n    print('held', flush=True)\n    sys.stdin.read()"
-    return holding(program)
+    with ThreadPoolExecutor(4) as pool:
+        assert not any(pool.map(work, range(20)))
 
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
-    [("measuring", "measuring"), ("measuring", "computing"), ("computing", "measuring")],
+    [("measuring", measuring), ("measuring", computing), ("computing", measuring)],
 )
 def test_a_run_waits_for_one_that_it_would_disturb_and_says_so(
-    theirs: str, ours: str, caplog: pytest.LogCaptureFixture
+    theirs: str, ours: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with another(theirs) as process:
+    with holding(f"{theirs}()") as process:
         stdin, over = process.stdin, threading.Event()
         assert stdin is not None
 
@@ -193,7 +158,7 @@ def test_a_run_waits_for_one_that_it_would_disturb_and_says_so(
             stdin.close()
 
         threading.Thread(target=let_go, daemon=True).start()
-        with KINDS[ours]():
+        with ours():
             assert over.is_set(), "it did not wait"
             assert process.wait(timeout=120) == 0
     assert "waiting for the machine" in caplog.text
@@ -202,41 +167,38 @@ def test_a_run_waits_for_one_that_it_would_disturb_and_says_so(
 def test_runs_that_only_compute_do_not_wait_for_each_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with another("computing"), computing():
+    with holding("computing()"), computing():
         assert caplog.text == ""
 
 
 def test_a_killed_holder_frees_the_machine() -> None:
-    with another("measuring") as process:
+    with holding("measuring()") as process:
         process.kill()
         process.wait()
         with measuring():
             assert process.returncode == -signal.SIGKILL
 
 
-def test_each_user_has_a_lock_that_only_the_user_opens(lock: Path) -> None:
+def test_each_user_has_a_lock_that_only_the_user_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "lock"
+    monkeypatch.setenv(VARIABLE, str(lock))
     with computing():
         assert lock_file() == lock
         assert lock.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("machine", KINDS.values(), ids=KINDS)
-def test_a_stage_holds_the_machine_as_its_spec_says(
-    tmp_path: Path, machine: Callable[[], AbstractContextManager[None]]
-) -> None:
+@pytest.mark.parametrize("machine", [measuring, computing])
+def test_a_stage_holds_the_machine_as_its_spec_says(tmp_path: Path, machine: Machine) -> None:
     def build(out: Path) -> Metrics:
-        assert another_may_compute() == (machine is computing)
+        tried = "import fcntl, sys\nfcntl.flock(open(sys.argv[1]), fcntl.LOCK_SH | fcntl.LOCK_NB)"
+        command = [sys.executable, "-c", tried, str(lock_file())]  # may another one compute?
+        code = subprocess.run(command, capture_output=True).returncode
+        assert (code == 0) == (machine is computing)
         return {}
 
     run_stage(tmp_path / "root", StageSpec("tiny", 1, {}, {}, machine=machine), build)
-
-
-def another_may_compute() -> bool:
-    """Tell whether another process could compute now, by trying the lock as it would."""
-    program = "import fcntl, sys\n"
-    program += "fcntl.flock(open(sys.argv[1]), fcntl.LOCK_SH | fcntl.LOCK_NB)"
-    command = [sys.executable, "-c", program, str(lock_file())]
-    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def test_a_lock_file_that_cannot_be_made_is_named(

@@ -51,36 +51,24 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
-def plant(place: Path, kind: str) -> None:
-    """Put something of the user's in a place."""
-    if kind == "folder":
-        place.mkdir()
-        (place / "chapter").write_text("mine")
-        (place / "state").mkdir()
-    elif kind == "file":
-        place.write_text("mine")
-    elif kind == "hard link":
-        place.with_name("victim").write_text("mine")
-        place.hardlink_to(place.with_name("victim"))
-    elif kind == "link":
-        place.with_name("victim").write_text("mine")
-        place.symlink_to(place.with_name("victim"))
-    elif kind == "dangling":
-        place.symlink_to(place.with_name("nowhere"))
-    elif kind == "folder's link":
-        place.with_name("victim").mkdir()
-        place.symlink_to(place.with_name("victim"))
-    else:
-        os.mkfifo(place)
-
-
 NAMES = ["x.partial", "x.tmp", "x.state", ".x.lock", f".x.{'0' * 16}.umim", ".umim-tokens-1"]
-KINDS = ["folder", "file", "hard link", "link", "dangling", "folder's link", "fifo"]
+# What a user may have put in a place; beside it are a file and a folder.
+PLANTED: dict[str, Command] = {
+    "folder": lambda place: (place / "state").mkdir(parents=True),
+    "file": lambda place: place.write_text("mine"),
+    "hard link": lambda place: place.hardlink_to(place.with_name("victim")),
+    "link": lambda place: place.symlink_to("victim"),
+    "dangling": lambda place: place.symlink_to("nowhere"),
+    "folder's link": lambda place: place.symlink_to("victims"),
+    "fifo": os.mkfifo,
+}
 
 
-@pairwise(command=list(COMMANDS), kind=KINDS, name=NAMES)
+@pairwise(command=list(COMMANDS), kind=list(PLANTED), name=NAMES)
 def test_what_is_of_the_user_stays(tmp_path: Path, name: str, kind: str, command: str) -> None:
-    plant(tmp_path / name, kind)
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "victims").mkdir()
+    PLANTED[kind](tmp_path / name)
     before = tree(tmp_path)
     in_the_way = name == ".x.lock" or (name, command) == ("x.partial", "resumable")
     if in_the_way:

@@ -60,21 +60,20 @@ def as_dict(counts: NgramCounts) -> Grams:
 
 
 def by_gram(counts: NgramCounts, values: dict[int, np.ndarray]) -> Grams:
-    return {
-        tuple(gram): int(value)
-        for n in counts.orders
-        for gram, value in zip(counts.ids(n).tolist(), values[n], strict=True)
-    }
+    return named({n: counts.ids(n) for n in counts.orders}, values)
 
 
 def grams_of(rules: RuleSet) -> Grams:
     """Return the counts of a rule set by rule."""
+    return named(rules.ids_by_order, rules.support_by_order)
+
+
+def named(ids: dict[int, np.ndarray], values: dict[int, np.ndarray]) -> Grams:
+    """Return values [R_n] of grams [R_n, n] per order by gram."""
     return {
-        tuple(gram): count
-        for n in rules.orders
-        for gram, count in zip(
-            rules.ids_by_order[n].tolist(), rules.support_by_order[n].tolist(), strict=True
-        )
+        tuple(gram): int(value)
+        for n in ids
+        for gram, value in zip(ids[n].tolist(), values[n], strict=True)
     }
 
 
@@ -86,11 +85,9 @@ def cut(stream: np.ndarray, length: int) -> list[list[int]]:
 
 @contextmanager
 def chunks_of(tokens: int) -> Iterator[None]:
-    """Let both kernels read so many tokens at a time."""
-    defaults = counting.OrderCounter.__init__.__kwdefaults__
+    """Let what counts read so many tokens at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counting, "CHUNK_TOKENS", tokens)
-        patch.setitem(defaults, "chunk_tokens", tokens)
         yield
 
 

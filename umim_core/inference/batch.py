@@ -317,11 +317,7 @@ class Batch(Generic[C]):
         options: GenerateOptions,
         past: GenerationState | None = None,
     ) -> Generator[list[Row], None, tuple[list[Row], C, Timings]]:
-        """Let rows join and step until they have ended; yield them after every step.
-
-        Returns:
-            The rows, their columns and the time it took.
-        """
+        """Let rows join and step until they have ended; yield them after every step."""
         seconds, began, streamer = list[float](), time.perf_counter(), options.streamer
         rows = self.join(prompts, options, past)
         columns = self._together(self._requests)

@@ -207,22 +207,18 @@ class TokenChooser:
             )
         return [int(token) for token in tokens]
 
-    def _processed(self, scores: Tensor, raw_ids: Sequence[Sequence[int]]) -> Tensor:
-
-        def apply(processors: LogitsProcessorList, ids: Tensor, part: Tensor) -> Tensor:
-            return processors(cast("torch.LongTensor", ids), cast("torch.FloatTensor", part))
-
+    def _processed(self, scores: Any, raw_ids: Sequence[Sequence[int]]) -> Tensor:
         if self._per_row:
             pairs = zip(self._per_row, raw_ids, strict=True)
             rows = [
-                apply(processors, self._history.row(b, ids), scores[b : b + 1])
+                processors(self._history.row(b, ids), scores[b : b + 1])
                 for b, (processors, ids) in enumerate(pairs)
             ]
             scores = torch.cat(rows)
         if self._on_all:
-            no_ids = torch.empty((len(raw_ids), 0), dtype=torch.int64, device=scores.device)
-            scores = apply(self._on_all, no_ids, scores)
-        return scores
+            no_ids: Any = torch.empty((len(raw_ids), 0), dtype=torch.int64, device=scores.device)
+            scores = self._on_all(no_ids, scores)
+        return cast("Tensor", scores)
 
     def _draw(self, scores: Tensor) -> Tensor:
         """Sample [B] by inverting the cumulative distribution: one uniform number per row."""

@@ -176,9 +176,9 @@ class GenerationState:
         return None if self.all_fed else [ids[-1] for ids in self.raw_ids]
 
     def for_turn(self, prompts: int, merged_model: MergedModel) -> GenerationState:
-        """Return a state for a turn of so many prompts by a model; its cache is not copied yet.
+        """Return the state for a turn of so many prompts by a model, its cache not copied yet.
 
-        A state of one row goes on for all of its prompts.
+        One row goes on for all prompts.
         """
         cache, made_by, rows = self.cache, self.merged_model, len(self.raw_ids)
         if cache is None:

@@ -98,10 +98,7 @@ def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Pr
 
 
 def positions_taken(held: int, new_tokens: int) -> int:
-    """Return the positions of a prompt that holds some, and of its new tokens.
-
-    The last token chosen is never fed.
-    """
+    """Return the positions of a prompt and of its new tokens, of which the last is never fed."""
     return held + new_tokens - 1
 
 

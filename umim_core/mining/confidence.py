@@ -45,10 +45,8 @@ def confidence_counts(
 
     Segments, with borders [num_segments + 1], may be ragged; ``batch_size`` of them share a
     forward. Every token of a run exceeds ``min_probability``; ``excluded`` ids, as the tokenizer's
-    special ones always, end a run and are in none.
-
-    Returns:
-        Per order n the spans [R_n, n], rows ascending, and how many runs they are [R_n].
+    special ones always, end a run and are in none. Returns the spans [R_n, n] per order, rows
+    ascending, and how many runs they are [R_n].
     """
     check_offsets(offsets, len(ids))
     dropped = np.array(sorted({*excluded, *backbone.special_ids}), dtype=np.int64)

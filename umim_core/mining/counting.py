@@ -17,7 +17,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from itertools import islice, pairwise, repeat
 from typing import Final, Protocol
@@ -26,11 +26,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.config.rule_options import RuleOptions
 from umim_core.mining.hashing import PartitionedCounts, rank_index, rank_indexes
 from umim_core.mining.kernel import (
     PARTITIONS,
-    frequent_places,
     gram_ranks,
     next_places,
     next_ranks,
@@ -113,7 +111,7 @@ def thread_count(threads: int | None) -> int:
 
 
 class OrderCounter:
-    """Count the n-grams of one order, chunk by chunk of about ``chunk_tokens`` a thread.
+    """Count the n-grams of one order, chunk by chunk of about ``CHUNK_TOKENS`` a thread.
 
     Chunks of whole segments are turned into keys by position, each thread its own chunk, and then
     counted by partition, each thread its own partitions: nothing is locked and nothing merged.
@@ -129,7 +127,6 @@ class OrderCounter:
         excluded: NDArray[np.bool_],
         *,
         threads: int | None = None,
-        chunk_tokens: int = CHUNK_TOKENS,
         places: Places | None = None,
     ) -> None:
         self.table = PartitionedCounts()
@@ -138,12 +135,11 @@ class OrderCounter:
         self._indexes = indexes
         self._places = places
         self._threads = thread_count(threads)
-        self._chunk_tokens = chunk_tokens
 
     def add(self, ids: Tokens, offsets: Offsets, low: int = 0, high: int | None = None) -> None:
         """Count the segments ``low`` .. ``high - 1`` of ``ids``; may be called for further ones."""
-        buffers = [_Buffers(self._chunk_tokens) for _ in range(CHUNKS_PER_THREAD * self._threads)]
-        chunks = _chunks(ids, offsets, self._chunk_tokens, low, high)
+        buffers = [_Buffers(CHUNK_TOKENS) for _ in range(CHUNKS_PER_THREAD * self._threads)]
+        chunks = _chunks(ids, offsets, CHUNK_TOKENS, low, high)
         with ThreadPoolExecutor(self._threads) as pool:
             while group := list(islice(chunks, len(buffers))):
                 used = buffers[: len(group)]
@@ -152,8 +148,7 @@ class OrderCounter:
 
     def frequent(self, tau: int) -> tuple[Ints, Ints]:
         """Return all keys and counts that reach ``tau``, sorted by key."""
-        with ThreadPoolExecutor(self._threads) as pool:
-            return self.table.frequent(tau, pool)
+        return self.table.frequent(tau)
 
     def _scatter(self, chunk: tuple[int, Ids, Ints], buffers: _Buffers) -> None:
         first, ids, offsets = chunk
@@ -167,7 +162,8 @@ class OrderCounter:
             order, places, at_places = self._places[first]
         else:
             gram_ranks(ids, offsets, _DENSE, self._excluded, self._indexes, ranks)
-            order, (places, at_places) = _DENSE, frequent_places(ranks)
+            order, places = _DENSE, np.flatnonzero(ranks >= 0).astype(np.int32)
+            at_places = ranks[places]
         for n in range(order + 1, known + 1):
             count = next_places(ids, n, self._indexes[n], places, at_places)
             places, at_places = places[:count].copy(), at_places[:count].copy()
@@ -336,14 +332,3 @@ def document_ranges(total: int, ends: Ints, parts: int) -> list[tuple[int, int]]
     inner = ends[np.minimum(at, len(ends) - 1)]
     cuts = np.unique(np.concatenate([cuts[:1], np.minimum(inner, total), cuts[-1:]]))
     return [(int(low), int(high)) for low, high in pairwise(cuts) if low < high]
-
-
-def find_ngrams(options: RuleOptions, counter: Counter, ends: Ints) -> NgramCounts:
-    """Find the n-grams that occur at least ``tau`` times.
-
-    Documents end at ``ends`` [D], which are read where the options count them.
-    """
-    counts = counter.count(options.tau)
-    if not options.count_documents:
-        return counts
-    return replace(counts, documents=counter.documents_of(counts.keys, ends))

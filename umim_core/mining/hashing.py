@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Executor
-from functools import partial
 from typing import Final
 
 import numpy as np
 
 from umim_core.errors import CorpusError
-from umim_core.mining.kernel import (
-    EMPTY,
-    PARTITIONS,
-    build_index,
-    collect,
-    insert,
-    merge,
-    rehash,
-)
+from umim_core.mining.kernel import EMPTY, PARTITIONS, insert
 from umim_core.text.token_ids import Ints
 
 NO_WEIGHTS: Final = np.zeros(0, dtype=np.int64)
@@ -26,7 +16,6 @@ _FIRST_CAPACITY: Final = 512
 _MAX_LOAD: Final = 0.8
 _GROWTH: Final = 1.4
 _INDEX_LOAD: Final = 0.5
-_RUNS: Final = 4  # a power of two
 _MOST: Final = 2**63 - 1  # no count is larger
 BYTES_PER_PAIR: Final = 16
 
@@ -63,7 +52,7 @@ class PartitionedCounts:
             if begin == keys.size:
                 return
             larger = _empty_pairs(_grown(entries.size // 2))
-            rehash(entries, larger)
+            insert(*self.items(partition), larger, 0, larger.size, 0)
             self._entries[partition] = larger
 
     def reserve(self, partition: int, keys: int) -> None:
@@ -77,24 +66,13 @@ class PartitionedCounts:
 
     def items(self, partition: int, tau: int = 1) -> tuple[Ints, Ints]:
         """Return keys and counts of a partition that reach ``tau``, in the order of its slots."""
-        keys, counts = collect(self._entries[partition], min(tau, _MOST))
-        return keys, counts
+        keys, counts = self._entries[partition].reshape(-1, 2).T
+        enough = counts >= max(1, min(tau, _MOST))  # an empty slot has -1
+        return keys[enough], counts[enough]
 
-    def frequent(self, tau: int, pool: Executor | None = None) -> tuple[Ints, Ints]:
-        """Return all keys and counts that reach ``tau``, sorted by key, by the pool's threads."""
-        runs = [range(first, PARTITIONS, _RUNS) for first in range(_RUNS)]
-        sorted_runs = list(
-            (map if pool is None else pool.map)(partial(self._sorted_run, tau), runs)
-        )
-        while len(sorted_runs) > 1:
-            sorted_runs = [
-                merge(*one, *other)
-                for one, other in zip(sorted_runs[::2], sorted_runs[1::2], strict=True)
-            ]
-        return sorted_runs[0]
-
-    def _sorted_run(self, tau: int, partitions: range) -> tuple[Ints, Ints]:
-        parts = [self.items(partition, tau) for partition in partitions]
+    def frequent(self, tau: int) -> tuple[Ints, Ints]:
+        """Return all keys and counts that reach ``tau``, sorted by key."""
+        parts = [self.items(partition, tau) for partition in range(PARTITIONS)]
         return sort_pairs(*(np.concatenate([part[column] for part in parts]) for column in (0, 1)))
 
 
@@ -120,12 +98,12 @@ def index_bytes(keys: float) -> float:
 
 
 def rank_index(keys: Ints) -> Ints:
-    """Return a read-only index of keys [R], all different: (key, rank) pairs [2 * capacity].
+    """Return a read-only index of different keys [R]: pairs of key and position [2 * capacity].
 
-    A key's rank is its position.
+    They lie side by side, -1 where empty, so that a lookup touches one cache line.
     """
     index = _empty_pairs(max(16, int(len(keys) / _INDEX_LOAD)))
-    build_index(keys, index)
+    insert(keys, np.arange(len(keys)), index, 0, index.size, 0)
     index.flags.writeable = False
     return index
 

@@ -80,70 +80,6 @@ def insert(
 
 
 @_njit
-def rehash(old: Ints, new: Ints) -> None:
-    end = new.size
-    for entry in range(0, old.size, 2):
-        if old[entry] != EMPTY:
-            at = 2 * _slot(old[entry], end // 2)
-            while new[at] != EMPTY:
-                at += 2
-                if at == end:
-                    at = 0
-            new[at] = old[entry]
-            new[at + 1] = old[entry + 1]
-
-
-@_njit
-def collect(entries: Ints, tau: int) -> tuple[Ints, Ints]:
-    """Return keys and counts of a table's entries that reach ``tau``, in no order."""
-    entry_count = 0
-    for at in range(0, entries.size, 2):
-        if entries[at] != EMPTY and entries[at + 1] >= tau:
-            entry_count += 1
-    keys, counts = np.empty(entry_count, dtype=np.int64), np.empty(entry_count, dtype=np.int64)
-    entry_count = 0
-    for at in range(0, entries.size, 2):
-        if entries[at] != EMPTY and entries[at + 1] >= tau:
-            keys[entry_count] = entries[at]
-            counts[entry_count] = entries[at + 1]
-            entry_count += 1
-    return keys, counts
-
-
-@_njit
-def merge(keys: Ints, counts: Ints, other_keys: Ints, other_counts: Ints) -> tuple[Ints, Ints]:
-    """Return two sorted lists of different keys, and their counts, as one."""
-    size = keys.size + other_keys.size
-    merged, merged_counts = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
-    a, b = 0, 0
-    for at in range(size):
-        if b == other_keys.size or (a < keys.size and keys[a] < other_keys[b]):
-            merged[at], merged_counts[at] = keys[a], counts[a]
-            a += 1
-        else:
-            merged[at], merged_counts[at] = other_keys[b], other_counts[b]
-            b += 1
-    return merged, merged_counts
-
-
-@_njit
-def build_index(keys: Ints, index: Ints) -> None:
-    """Fill an index [2 * capacity] with (key, rank) pairs of the frequent keys; -1 where empty.
-
-    Key and rank lie side by side, so that a lookup touches one cache line.
-    """
-    end = index.size
-    for rank in range(keys.size):
-        at = 2 * _slot(keys[rank], end // 2)
-        while index[at] != EMPTY:
-            at += 2
-            if at == end:
-                at = 0
-        index[at] = keys[rank]
-        index[at + 1] = rank
-
-
-@_njit
 def _find(index: Ints, key: int) -> int:
     """Return the rank of a key, or -1."""
     end = index.size
@@ -199,26 +135,11 @@ def gram_ranks(
     """Write the rank of the ``order``-gram that starts at each position to ``ranks`` [T].
 
     It is -1 for no frequent gram, or one with an excluded id [2^18]; the rank of a 1-gram is its
-    id. ``indexes`` per order are those of the frequent grams, see :func:`build_index`.
+    id. ``indexes`` per order are ``hashing.rank_index`` of the frequent grams.
     """
     _first_ranks(ids, excluded, ranks)
     for n in range(2, order + 1):
         next_ranks(ids, offsets, n, indexes[n], ranks)
-
-
-@_njit
-def frequent_places(ranks: Ints) -> tuple[NDArray[np.int32], Ints]:
-    """Return the positions [P] of frequent grams and their ranks [P]."""
-    count = 0
-    for rank in ranks:
-        count += int(rank >= 0)
-    places, at_places = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int64)
-    count = 0
-    for position in range(ranks.size):
-        if ranks[position] >= 0:
-            places[count], at_places[count] = position, ranks[position]
-            count += 1
-    return places, at_places
 
 
 @_njit

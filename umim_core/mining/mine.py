@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -22,14 +22,7 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import ConfigError, CorpusError, EvaluationError, RuleSetError, require
-from umim_core.mining.counting import (
-    NO_KEYS,
-    Counter,
-    LocalCounter,
-    count_ngrams,
-    find_ngrams,
-    thread_count,
-)
+from umim_core.mining.counting import Counter, LocalCounter, count_ngrams, thread_count
 from umim_core.mining.mining_memory import check_memory
 from umim_core.mining.span_choice import choose_spans
 from umim_core.rules.filters import tau_for_size
@@ -136,8 +129,11 @@ def count(
     """
     _check_documents(tokens, options)
     check_memory(tokens, offsets, options, excluded, threads=threads, at_a_time=at_a_time)
-    ends = tokens.document_ends() if options.count_documents else NO_KEYS
-    return find_ngrams(options, counter, ends)
+    counts = counter.count(options.tau)
+    if not options.count_documents:
+        return counts
+    documents = counter.documents_of(counts.keys, tokens.document_ends())
+    return replace(counts, documents=documents)
 
 
 def rules_of(counts: NgramCounts, origin: RuleOrigin, tokens: TokenFiles, offsets: range) -> Mined:

@@ -99,10 +99,7 @@ def sample_shares(
     *,
     threads: int,
 ) -> Shares:
-    """Return distinct and frequent n-grams per token of a sample.
-
-    Arguments are those of :func:`check_memory`.
-    """
+    """Return distinct and frequent n-grams per token of a sample; see :func:`check_memory`."""
     sample, borders = sample_segments(ids, offsets, _SAMPLE_TOKENS)
     keys: dict[int, Ints] = {}
     places: Places = {}

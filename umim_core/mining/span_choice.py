@@ -16,12 +16,9 @@ _THREADS: Final = 2
 
 
 def choose_spans(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints, count: int) -> RuleSet:
-    """Keep the K = ``count`` spans that together save the most tokens of a text.
+    """Keep the ``count`` spans that together save the most tokens of a text, or all that save any.
 
     No span crosses a border [num_segments + 1] of its segments, flat ids [T].
-
-    Returns:
-        K rules, or all that save anything where there are fewer; of the same origin.
     """
     rules = rules.with_prices(None)
     sizes = rules.sizes

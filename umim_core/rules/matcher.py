@@ -60,11 +60,7 @@ class SuffixMatcher:
         self._borders = np.zeros(rows, dtype=np.int64)
 
     def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
-        """Add one token [B] to every row that is running [B]; those of other rows are ignored.
-
-        Returns:
-            How many units each row takes back and which unit it gets.
-        """
+        """Add one token [B] to every row that is running [B]; those of other rows are ignored."""
         return Advance(*advance(tokens, running, self._recent, self._borders, self._slots))
 
 
@@ -83,10 +79,7 @@ class Matcher:
         self._tables = rules.tables
 
     def segment(self, ids: NDArray[np.integer]) -> tuple[Ints, Ints]:
-        """Cut one sequence of token ids [T] into units: starts [S] and lengths [S] (int64).
-
-        They cover every token once, in order.
-        """
+        """Cut token ids [T] into units, in order: their starts [S] and lengths [S] (int64)."""
         starts, lengths, _ = self.segment_many(ids, np.array([0, len(ids)], dtype=np.int64))
         return starts, lengths
 

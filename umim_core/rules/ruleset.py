@@ -48,13 +48,12 @@ _MOST_EXPANSION: Final = 64
 _PRICES: Final = "prices.npy"
 Prices = NDArray[np.float32]
 
-
 _OPTIONS: Final = (
     *("tau", "overlap", "containment", "segment_length", "source", "min_documents", "protect"),
     "min_probability",
 )
 _NOT_ASKED: Final = {"tau", "min_documents", "min_probability"}  # where they are null
-_NOT_OF_THE_DIGEST: Final = {
+_NOT_OF_THE_DIGEST: Final = {  # it may be found out later
     *("protect", "min_probability", "max_damage", "price_steps", "price_reductions"),
 }
 
@@ -95,10 +94,6 @@ class RuleOrigin(BaseModel):
         }
         described = options.model_dump(mode="json", include=set(_OPTIONS)) | null_unless_asked
         return described | self.model_dump(mode="json", exclude={"options"})
-
-    def digest_record(self) -> dict[str, object]:
-        """Return the part of the record that tells rules apart; the rest may be found out later."""
-        return {name: x for name, x in self.record().items() if name not in _NOT_OF_THE_DIGEST}
 
     @classmethod
     def of_record(cls, record: Mapping[str, object]) -> Self:
@@ -265,7 +260,8 @@ class RuleSet:
     @property
     def digest(self) -> str:
         """SHA-256 of the rules and of how they were made."""
-        parts = [canonical_json(self.origin.digest_record())]
+        made = {k: x for k, x in self.origin.record().items() if k not in _NOT_OF_THE_DIGEST}
+        parts = [canonical_json(made)]
         for n in self.orders:
             parts.append(sha256_bytes(np.ascontiguousarray(self.ids_by_order[n]).tobytes()))
             parts.append(sha256_bytes(np.ascontiguousarray(self.support_by_order[n]).tobytes()))

@@ -130,24 +130,6 @@ def _find(key: np.uint64, hashed: np.uint64, slots: Words) -> int:
 
 
 @_njit
-def union(left: Ints, right: Ints) -> Ints:
-    """Return the values of two sorted arrays, each of them once and sorted."""
-    both = np.empty(left.size + right.size, dtype=np.int64)
-    used, i, j = 0, 0, 0
-    while i < left.size or j < right.size:
-        if j == right.size or (i < left.size and left[i] <= right[j]):
-            value = left[i]
-            i += 1
-        else:
-            value = right[j]
-            j += 1
-        if not used or both[used - 1] != value:
-            both[used] = value
-            used += 1
-    return both[:used]
-
-
-@_njit
 def insert(ids: Ids, slots: Words, pairs: Words) -> None:
     """Add the rules ``ids`` [R, n] to the trie; ``slots`` must have room for them and one more."""
     for row in range(ids.shape[0]):
@@ -326,18 +308,18 @@ def read_only_rows(ids_by_order: dict[int, Ids]) -> list[Ids]:
 def _prefix_counts(ids_by_order: dict[int, Ids]) -> tuple[int, int]:
     """Return how many prefixes of two or more ids the rules have, and how many of two.
 
-    A prefix of up to three ids is packed as it is, a longer one with the rank of the one before::
+    A prefix of up to three ids is packed as it is, a longer one with the place of the one before::
 
-        (a b c d)   rank of (a b c) << 18 | d
+        (a b c d)   place of (a b c) << 18 | d
     """
     counts, longest = [0], max(ids_by_order)
     keys = {n: pack_spans(ids[:, :1]) for n, ids in ids_by_order.items()}
     for length in range(2, longest + 1):
-        prefixes = np.zeros(0, dtype=np.int64)
         for n in range(length, longest + 1):
             keys[n] = (keys[n] << TOKEN_BITS) | ids_by_order[n][:, length - 1]
-            prefixes = union(prefixes, keys[n])
-        counts.append(len(prefixes))
+        reached = [keys[n] for n in range(length, longest + 1)]
+        prefixes = np.sort(np.concatenate(reached), kind="stable")  # fast on runs in order
+        counts.append(int(np.count_nonzero(np.diff(prefixes, prepend=-1))))
         if length >= 3:
             for n in range(length + 1, longest + 1):
                 keys[n] = np.searchsorted(prefixes, keys[n])

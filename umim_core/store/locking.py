@@ -14,7 +14,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -105,18 +105,14 @@ def _holder(path: Path) -> str:
     return note.decode(errors="replace").strip() or "another process"
 
 
-@contextmanager
-def measuring() -> Iterator[None]:
+def measuring() -> AbstractContextManager[None]:
     """Compute alone: no other run of this user computes on this machine while the block runs."""
-    with _held(fcntl.LOCK_EX, "waiting for the machine: other runs of this user compute on it"):
-        yield
+    return _held(fcntl.LOCK_EX, "waiting for the machine: other runs of this user compute on it")
 
 
-@contextmanager
-def computing() -> Iterator[None]:
+def computing() -> AbstractContextManager[None]:
     """Compute, but not while another run of this user measures on this machine."""
-    with _held(fcntl.LOCK_SH, "waiting for the machine: a run measures on it"):
-        yield
+    return _held(fcntl.LOCK_SH, "waiting for the machine: a run measures on it")
 
 
 def lock_file() -> Path:
