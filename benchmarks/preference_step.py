@@ -29,10 +29,10 @@ from benchmarks.distill_step import Result, compare, gradient_of
 from benchmarks.runner import Benchmark, Gate, Report, at_least, at_most, no_error_gate_missed
 from benchmarks.subjects import CHECKPOINT, Ids, Subject, subject
 from umim_core.adaptation.choices import EncodedQuestion
-from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.backbone.shape import BackboneShape
 from umim_core.errors import CorpusError, require
 from umim_core.merging.merged_model import MergedModel
+from umim_core.training.objectives import ending_scores, preference_loss
 
 OURS, UNPACKED = "packed", "a row per answer"
 CHECKPOINTS: Final = ("umim-docs-llama", "umim-docs-gpt2", CHECKPOINT)

@@ -43,8 +43,7 @@ from tasks.stages.named import (
 )
 from tasks.stages.table import (
     TableQuestions,
-    check_data,
-    check_limits,
+    check_tasks,
     mined_stage,
     named_backbone,
     questions_stage,
@@ -346,8 +345,7 @@ def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Result]:
 def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
     """Questions of every task; every task under every setting, and every text; the table."""
     recipe = run.recipe
-    check_data(recipe)
-    check_limits(recipe)
+    check_tasks(recipe)
     questions = {
         task: run.stage(questions_stage(data=TableQuestions(recipe, task)), label=task)
         for task in recipe.tasks
@@ -376,12 +374,12 @@ def _answered(
     """Score a task under a setting, whose rules may be mined from the task's prompts first."""
     recipe, label, data = run.recipe, f"{task} {setting.name}", TableQuestions(run.recipe, task)
     place: Path | str = recipe.checkpoint
+    checkpoint = partial(NamedCheckpoint, backbone=named_backbone(recipe))
     if setting.mine_tau is not None:
         mining = mined_stage(
             data=data,
             questions=questions,
-            checkpoint=NamedCheckpoint(place),
-            backbone=named_backbone(recipe),
+            checkpoint=checkpoint(place),
             tau=setting.mine_tau,
             options=TaskOptions(recipe.seed, task_new_tokens=recipe.new_tokens),
         )
@@ -393,8 +391,7 @@ def _answered(
         questions=questions,
         setting=setting,
         method=None if setting.method is None else NamedMethod(setting.method),
-        checkpoint=NamedCheckpoint(place, base=setting.merge == "none"),
-        backbone=named_backbone(recipe),
+        checkpoint=checkpoint(place, base=setting.merge == "none"),
         limit=recipe.questions,
         shard=recipe.shard,
         batch_size=recipe.batch_size,
@@ -409,8 +406,7 @@ def _read(run: PipelineRun[TableRecipe], name: str, text: TableText) -> Artifact
         text=text,
         files=ReadFiles({"text": text.source}),
         methods=[NamedMethod(method) for method in text.methods],
-        checkpoint=NamedCheckpoint(recipe.checkpoint),
-        backbone=named_backbone(recipe),
+        checkpoint=NamedCheckpoint(recipe.checkpoint, backbone=named_backbone(recipe)),
         batch_size=recipe.batch_size,
         cores=recipe.cores,
     )

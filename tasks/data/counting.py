@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -77,13 +77,10 @@ class Corpus:
 
     def open(self) -> Tokens:
         """Return the tokens, memory-mapped where they are files."""
-        if isinstance(self.tokens, Path):
-            return TokenFiles.open(self.tokens)
-        return self.tokens
+        return TokenFiles.open(self.tokens) if isinstance(self.tokens, Path) else self.tokens
 
 
 def cluster_cpus() -> int:
-    """Return the CPU cores of the running cluster, at least 1."""
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
@@ -107,7 +104,6 @@ def prepare_ray_data() -> None:
 
 
 def result_tables(dataset: ray.data.Dataset) -> Iterable[pa.Table]:
-    """Run a plan and yield its blocks."""
     try:
         for reference in dataset.to_arrow_refs():
             yield ray.get(reference)
@@ -115,18 +111,17 @@ def result_tables(dataset: ray.data.Dataset) -> Iterable[pa.Table]:
         raise cluster_error("the workers that count must stay alive", error, AGAIN) from error
 
 
-def packed_row(number: dict[str, int], **arrays: np.ndarray) -> pa.Table:
-    """Return one row: a numbered column, and int64 arrays as bytes.
+def packed_row(numbers: dict[str, int], **arrays: np.ndarray) -> pa.Table:
+    """Return one row: columns of numbers, and int64 arrays as bytes.
 
     Lists are four times as slow to sort.
     """
-    columns = {name: pa.array([value], pa.int64()) for name, value in number.items()}
+    columns = {name: pa.array([value], pa.int64()) for name, value in numbers.items()}
     packed = {n: pa.array([x.tobytes()], pa.large_binary()) for n, x in arrays.items()}
     return pa.table(columns | packed)
 
 
 def unpacked(rows: pa.Table, column: str, row: int) -> np.ndarray:
-    """Return an array of :func:`packed_row`, read-only."""
     return np.frombuffer(rows[column][row].as_buffer(), np.int64)
 
 
@@ -135,63 +130,10 @@ def default_block_tokens(tokens: int, workers: int) -> int:
     return min(max(math.ceil(tokens / workers), _MIN_BLOCK_TOKENS), _MAX_BLOCK_TOKENS)
 
 
-def _count_order(
-    corpus: Corpus,
-    reference: ray.ObjectRef,
-    order: int,
-    counts: NgramCounts,
-    block_tokens: int | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    if not int(corpus.offsets[-1]):
-        return NO_KEYS, NO_KEYS
-    cpus = cluster_cpus()
-    ranges = list(
-        segment_ranges(
-            corpus.offsets, block_tokens or default_block_tokens(int(corpus.offsets[-1]), cpus)
-        )
-    )
-    indexes = ray.put(rank_indexes(counts.keys, order))
-    tau = counts.tau
-
-    def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
-        opened = ray.get(reference)
-        tables = ray.get(indexes)
-        for block, low, high in zip(batch["block"], batch["low"], batch["high"], strict=True):
-            counter = OrderCounter(order, tables, excluded_mask(opened.excluded), threads=1)
-            counter.add(opened.open(), opened.offsets, int(low), int(high))
-            for partition in range(PARTITIONS):
-                keys, support = counter.table.items(partition)
-                where = {"partition": partition}
-                yield packed_row(where, blocks=np.array([block]), keys=keys, counts=support)
-
-    def total(rows: pa.Table) -> Iterable[pa.Table]:
-        groups: dict[int, list[int]] = {}
-        for row, partition in enumerate(rows["partition"].to_pylist()):
-            groups.setdefault(partition, []).append(row)
-        for partition, members in groups.items():
-            blocks = np.sort(np.concatenate([unpacked(rows, "blocks", row) for row in members]))
-            pairs = [
-                (unpacked(rows, "keys", row), unpacked(rows, "counts", row)) for row in members
-            ]
-            table = PartitionedCounts()
-            table.reserve(partition, sum(keys.size for keys, _ in pairs))
-            for keys, support in pairs:
-                table.add(partition, keys, support)
-            keys, support = table.items(partition, tau)
-            yield packed_row({"partition": partition}, blocks=blocks, keys=keys, counts=support)
-
-    pieces = min(PARTITIONS, cpus * _PIECES_PER_CPU)
-
-    dataset = (
-        ray.data.from_items(
-            [{"block": i, "low": a, "high": b} for i, (a, b) in enumerate(ranges)],
-            override_num_blocks=max(1, len(ranges)),
-        )
-        .map_batches(local, batch_size=None, zero_copy_batch=True, max_retries=TASK_RESTARTS)
-        .sort("partition", boundaries=[PARTITIONS * k // pieces for k in range(1, pieces)])
-        .map_batches(total, batch_size=None, batch_format="pyarrow", max_retries=TASK_RESTARTS)
-    )
-    return _collect(dataset, len(ranges))
+def _numbered(ranges: Sequence[tuple[int, int]]) -> ray.data.Dataset:
+    """Return a row for each range, which is a block and so a task."""
+    rows = [{"number": i, "low": low, "high": high} for i, (low, high) in enumerate(ranges)]
+    return ray.data.from_items(rows, override_num_blocks=max(1, len(rows)))
 
 
 def _collect(dataset: ray.data.Dataset, blocks: int) -> tuple[np.ndarray, np.ndarray]:
@@ -219,12 +161,11 @@ def _added(tables: Iterable[pa.Table], sizes: dict[int, int], ranges: int) -> di
     left = {(n, number) for n in sizes for number in range(ranges)}
     for rows in tables:
         for row in range(rows.num_rows):
-            order = rows["order"][row].as_py()
-            for number in unpacked(rows, "ranges", row).tolist():
-                if (order, number) not in left:
-                    rule = f"each of {ranges} ranges must be counted once"
-                    raise ClusterError(rule, f"range {number} of {order}-grams, not awaited", AGAIN)
-                left.remove((order, number))
+            order, number = rows["order"][row].as_py(), rows["range"][row].as_py()
+            if (order, number) not in left:
+                rule = f"each of {ranges} ranges must be counted once"
+                raise ClusterError(rule, f"range {number} of {order}-grams, not awaited", AGAIN)
+            left.remove((order, number))
             documents[order] += unpacked(rows, "documents", row)
     if left:
         wanted = ranges * len(sizes)
@@ -253,33 +194,66 @@ class ClusterCounter:
     def count(self, tau: int) -> NgramCounts:
         """Count everything that occurs at least ``tau`` times.
 
-        Returns:
-            The same as :func:`umim_core.mining.counting.count_ngrams`, whatever blocks and workers.
+        It is what :func:`umim_core.mining.counting.count_ngrams` counts, whatever the blocks.
         """
         prepare_ray_data()
-        counts = NgramCounts({}, {}, tau)
-        reference, size = ray.put(self.corpus), int(self.corpus.offsets[-1])
-
-        def count_order(order: int) -> Counted:
-            self._tell(0, f"{order}-grams")
-            counted = _count_order(self.corpus, reference, order, counts, self.block_tokens)
-            self._tell(size, f"{order}-grams")
-            return counted
-
+        counts, reference = NgramCounts({}, {}, tau), ray.put(self.corpus)
         for order in orders_to(self.longest):
-            counted = self.kept(order, partial(count_order, order))
+            counted = self.kept(order, partial(self._count_order, reference, order, counts))
             counts.keys[order], counts.support[order] = counted
         return counts
+
+    def _count_order(self, reference: ray.ObjectRef, order: int, counts: NgramCounts) -> Counted:
+        size, cpus = int(self.corpus.offsets[-1]), cluster_cpus()
+        if not size:
+            return NO_KEYS, NO_KEYS
+        self._tell(0, f"{order}-grams")
+        block = self.block_tokens or default_block_tokens(size, cpus)
+        ranges = list(segment_ranges(self.corpus.offsets, block))
+        indexes, tau = ray.put(rank_indexes(counts.keys, order)), counts.tau
+
+        def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
+            opened = ray.get(reference)
+            tables = ray.get(indexes)
+            for block, low, high in zip(batch["number"], batch["low"], batch["high"], strict=True):
+                counter = OrderCounter(order, tables, excluded_mask(opened.excluded), threads=1)
+                counter.add(opened.open(), opened.offsets, int(low), int(high))
+                for partition in range(PARTITIONS):
+                    keys, support = counter.table.items(partition)
+                    where = {"partition": partition}
+                    yield packed_row(where, blocks=np.array([block]), keys=keys, counts=support)
+
+        def total(rows: pa.Table) -> Iterable[pa.Table]:
+            groups: dict[int, list[int]] = {}
+            for row, partition in enumerate(rows["partition"].to_pylist()):
+                groups.setdefault(partition, []).append(row)
+            for partition, members in groups.items():
+                blocks = np.sort(np.concatenate([unpacked(rows, "blocks", row) for row in members]))
+                pairs = [
+                    (unpacked(rows, "keys", row), unpacked(rows, "counts", row)) for row in members
+                ]
+                table = PartitionedCounts()
+                table.reserve(partition, sum(keys.size for keys, _ in pairs))
+                for keys, support in pairs:
+                    table.add(partition, keys, support)
+                keys, support = table.items(partition, tau)
+                yield packed_row({"partition": partition}, blocks=blocks, keys=keys, counts=support)
+
+        pieces = min(PARTITIONS, cpus * _PIECES_PER_CPU)
+        dataset = (
+            _numbered(ranges)
+            .map_batches(local, batch_size=None, zero_copy_batch=True, max_retries=TASK_RESTARTS)
+            .sort("partition", boundaries=[PARTITIONS * k // pieces for k in range(1, pieces)])
+            .map_batches(total, batch_size=None, batch_format="pyarrow", max_retries=TASK_RESTARTS)
+        )
+        counted = _collect(dataset, len(ranges))
+        self._tell(size, f"{order}-grams")
+        return counted
 
     def documents_of(self, keys: dict[int, np.ndarray], ends: np.ndarray) -> dict[int, np.ndarray]:
         """Count the documents, which end at ``ends`` [D], of given n-grams, without a shuffle.
 
-        Args:
-            keys: Sorted packed keys [R_n] per order.
-            ends: End positions of all documents [D].
-
-        Returns:
-            Documents [R_n] per order.
+        ``keys`` are sorted packed keys [R_n] per order; so are the documents [R_n].
         """
         prepare_ray_data()
         total = int(self.corpus.offsets[-1])
@@ -290,19 +264,15 @@ class ClusterCounter:
         def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
             opened = ray.get(reference)
             wanted, ends = ray.get(tables)
-            numbered = zip(batch["range"], batch["low"], batch["high"], strict=True)
-            for number, low, high in numbered:
+            for number, low, high in zip(batch["number"], batch["low"], batch["high"], strict=True):
                 counter = DocumentCounter(wanted)
                 counter.add(opened.open(), opened.offsets, ends, int(low), int(high))
                 for order, documents in counter.documents.items():
-                    numbers = np.array([number], np.int64)
-                    yield packed_row({"order": order}, ranges=numbers, documents=documents)
+                    where = {"order": order, "range": number}
+                    yield packed_row(where, documents=documents)
 
-        dataset = ray.data.from_items(
-            [{"range": number, "low": a, "high": b} for number, (a, b) in enumerate(ranges)],
-            override_num_blocks=max(1, len(ranges)),
-        ).map_batches(local, batch_size=None, max_retries=TASK_RESTARTS)
-        added = _added(result_tables(dataset), {n: len(keys[n]) for n in keys}, len(ranges))
+        mapped = _numbered(ranges).map_batches(local, batch_size=None, max_retries=TASK_RESTARTS)
+        added = _added(result_tables(mapped), {n: len(keys[n]) for n in keys}, len(ranges))
         self._tell(total, "documents")
         return added
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -68,7 +68,6 @@ class Tokenized:
 
     @property
     def tokens(self) -> int:
-        """Tokens in the parts."""
         return sum(part.tokens for part in self.parts)
 
 
@@ -82,7 +81,7 @@ def split_jobs(
     tokenizer: TokenizerRef,
     limit: int | None = None,
 ) -> list[TokenJob]:
-    """Return the jobs of a split: one per file, in canonical order; see `TokenJob`."""
+    """Return the jobs of a split: one per file, in canonical order."""
     sources: list[Source] = [source]
     if not isinstance(source, HubDataset | TokenIds):
         names = [file.location for file in source.files()]
@@ -94,7 +93,6 @@ def split_jobs(
 
 
 def tokenize_file(job: TokenJob) -> Tokenized:
-    """Tokenise one file into a part."""
     if job.threads is not None:
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if job.threads > 1 else "false"
         os.environ["RAYON_NUM_THREADS"] = str(job.threads)
@@ -132,33 +130,24 @@ def tokenize_splits(
     """
     alone = max(map(len, splits.values())) == 1
     outcomes: dict[str, list[Outcome]] = {split: [] for split in splits}
-    for wave in _waves(splits, outcomes):
+    while wave := [one for split in splits for one in _next(splits[split], outcomes[split])]:
         results = map(tokenize_file, wave) if alone else _run_on_cluster(wave, lease)
         for job, outcome in zip(wave, results, strict=True):
             outcomes[job.split].append(outcome)
     return {split: _merged(splits[split], outcomes[split]) for split in splits}
 
 
-def _waves(
-    splits: Mapping[str, Sequence[TokenJob]], outcomes: Mapping[str, Sequence[Outcome]]
-) -> Iterator[list[TokenJob]]:
-    """Yield the jobs to run next, until every split is whole or has reached its limit.
+def _next(jobs: Sequence[TokenJob], read: Sequence[Outcome]) -> Sequence[TokenJob]:
+    """Return the jobs of a split to run next, none once it is whole or has reached its limit.
 
     Files behind a limit are not read: each wave of a limited split doubles what has been read.
     """
-    while True:
-        wave: list[TokenJob] = []
-        for split, jobs in splits.items():
-            done, limit, read = len(outcomes[split]), jobs[0].limit, outcomes[split]
-            if limit is None:
-                wave += jobs[done:]
-            elif not any(isinstance(one, UmimError) for one in read) and (
-                sum(one.tokens for one in read) < limit
-            ):
-                wave += jobs[done : max(2 * done, os.cpu_count() or 1)]
-        if not wave:
-            return
-        yield wave
+    limit, done = jobs[0].limit, len(read)
+    if limit is None:
+        return jobs[done:]
+    tokens = [0 if isinstance(one, UmimError) else one.tokens for one in read]
+    over = sum(tokens) >= limit or any(isinstance(one, UmimError) for one in read)
+    return [] if over else jobs[done : max(2 * done, os.cpu_count() or 1)]
 
 
 def threads_per_job(share: int, sizes: Sequence[int]) -> int:
@@ -170,7 +159,6 @@ def threads_per_job(share: int, sizes: Sequence[int]) -> int:
 
 
 def _run_on_cluster(jobs: Sequence[TokenJob], lease: ClusterLease) -> list[Outcome]:
-    """Run jobs on the cluster and return their results in order."""
     lease.ensure()
     sizes = [int(machine.get("CPU", 0)) for machine in machines()]
     threads = threads_per_job(sum(sizes) // len(jobs), sizes)

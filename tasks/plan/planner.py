@@ -30,7 +30,6 @@ class Planner:
         self.steps: list[dict[str, str]] = []
 
     def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
-        """Note a stage."""
         name = call.stage.name
         of = " ".join(part for part in (label, setting) if part)
         self.steps.append({"stage": name, "of": of or self.recipe.name})
@@ -56,16 +55,13 @@ class CellMemory:
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes of all parts."""
         return sum(self.parts.values())
 
     @property
     def fits(self) -> bool:
-        """Whether a GPU of the recipe has as much."""
         return self.memory_bytes <= self.hardware.gpu_memory_gib * _GIB
 
     def as_dict(self) -> dict[str, object]:
-        """Return the numbers for JSON."""
         return {
             "cell": self.label,
             "steps": self.steps,
@@ -75,7 +71,6 @@ class CellMemory:
         }
 
     def line(self) -> str:
-        """Return the numbers for people."""
         most, verdict = self.memory_bytes / _GIB, "fits" if self.fits else "may not fit"
         parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in self.parts.items())
         return (
@@ -85,7 +80,6 @@ class CellMemory:
         )
 
     def check(self) -> None:
-        """Refuse a training that may not fit."""
         most = f"{self.hardware.gpu_memory_gib:.4g} GiB of a GPU"
         rule = f"distillation of {self.label} must take at most {most}"
         found = f"up to {self.memory_bytes / _GIB:.4g} GiB"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Final, cast
 
 from tasks.cluster.worker_tasks import call_on_worker
 from tasks.report.adaptation import RULES_ALONE, adaptation_page, adaptation_svg
@@ -29,7 +29,6 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe, HarnessQuestions, QuestionFiles
 from umim_core.config.recipe import Cell
-from umim_core.errors import ConfigError
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.questions import ChoiceScores, score_choices
 from umim_core.evaluation.sizes import Sizes
@@ -68,14 +67,11 @@ class ChoiceTask:
             hub = Path(source.hub) if source.hub else None
             form, questions = harness_questions(source.task, hub)
             form = replace(form, part=self.recipe.part)
-        elif isinstance(source, QuestionFiles):
-            form = QuestionForm(source.prompt, source.delimiter, self.recipe.part)
-            paths: dict[TaskSplit, str | None] = {s: getattr(source, s) for s in SPLITS}
-            questions = {s: read_questions(path) for s, path in paths.items() if path is not None}
         else:
-            raise ConfigError(
-                "questions of docstrings are made from their corpus", source.kind, "Use stage task."
-            )
+            files = cast(QuestionFiles, source)  # those of docstrings are made by stage task
+            form = QuestionForm(files.prompt, files.delimiter, self.recipe.part)
+            paths: dict[TaskSplit, str | None] = {s: getattr(files, s) for s in SPLITS}
+            questions = {s: read_questions(path) for s, path in paths.items() if path is not None}
         return form, split_questions(questions, self.recipe.sizes.model_dump())
 
     def identity(self) -> dict[str, object]:
@@ -160,29 +156,26 @@ def choice_scores_stage(
 
 
 def read_scores(artifact: Artifact) -> ChoiceScores:
-    """Return the scores that the stage ``choice-scores`` wrote."""
     body = read_json(artifact.path / SCORES)
     return ChoiceScores(**{**body, "total": Sizes(**body["total"])})
 
 
 def compared(own: ChoiceScores, base: ChoiceScores | None) -> Metrics:
     """Return a model's figures, and their differences to the base model paired by question."""
-    figures = {"accuracy": own.hits(), "margin": own.margins()}
+    hits, margins, zeros = own.hits(), own.margins(), [0.0] * len(own.golds)
     metrics: Metrics = {
         "questions": float(len(own.golds)),
         "token_reduction": own.total.context_token_reduction or 0.0,
         "input_reduction": own.total.token_reduction,
+        **paired("accuracy", hits, zeros),
+        **paired("margin", margins, zeros),
     }
-    zeros = [0.0] * len(own.golds)
-    for name, values in figures.items():
-        metrics |= paired(name, values, zeros)
     if base is None:
         return metrics
-    before = {"accuracy": base.hits(), "margin": base.margins()}
-    metrics |= paired("difference", figures["accuracy"], before["accuracy"])
-    metrics |= paired("margin_difference", figures["margin"], before["margin"])
-    pairs = list(zip(figures["accuracy"], before["accuracy"], strict=True))
+    pairs = list(zip(hits, base.hits(), strict=True))
     return metrics | {
+        **paired("difference", hits, base.hits()),
+        **paired("margin_difference", margins, base.margins()),
         "gained": float(sum(now > then for now, then in pairs)),
         "lost": float(sum(now < then for now, then in pairs)),
     }

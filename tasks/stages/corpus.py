@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, cast
 
-from tasks.data.mixing import mix_documents
 from tasks.data.tokenizing import TokenizerRef, split_jobs, tokenize_splits
 from tasks.run.site import Site
 from tasks.run.stage import Artifact, Digest, Metrics, stage
@@ -28,7 +29,8 @@ from umim_core.config.evaluate import TaskSizes
 from umim_core.embedded.docstring_corpus import build_corpus, installed_versions
 from umim_core.errors import CorpusError, require
 from umim_core.store.artifacts import read_json, write_json
-from umim_core.store.disk import write_rows
+from umim_core.store.disk import unwritable, write_rows
+from umim_core.store.scratch import scratch
 from umim_core.synthetic_corpora.questions import iter_rows, read_selection, split_questions
 from umim_core.task_sets.spec import TASKS
 from umim_core.text.sources import HubDataset, JsonLines, Source, iter_documents
@@ -83,31 +85,20 @@ def corpus_stage(
     """
     corpus = text.corpus
     if isinstance(corpus, DocstringCorpus):
-        return _write_docstrings(out, corpus)
+        further, workers = corpus.out_of_domain, os.cpu_count() or 1
+        sizes = build_corpus(out, packages=corpus.packages, out_of_domain=further, workers=workers)
+        return {f"documents_{name}": float(size) for name, size in sizes.items()}
     # All that decides the text is part of the content, so that a change changes what depends on it.
     read = without_places(text.files.sources)
     write_json(out / _RECORD, {"sources": read, "files": text.files.digests})
     if not isinstance(corpus, GeneratedCorpus):
         return {"splits": float(len(text.files.sources))}
-    if generated is None:
-        raise CorpusError(
-            "a generated corpus needs its trajectories", "none", "Run the stage generate first."
-        )
-    chosen = split_questions(read_selection(generated.path).texts, corpus.splits, corpus.seed)
+    sampled = cast(Artifact, generated).path
+    chosen = split_questions(read_selection(sampled).texts, corpus.splits, corpus.seed)
     for split in SPLITS:
-        rows = (row for row in iter_rows(generated.path) if chosen[row.question] == split)
+        rows = (row for row in iter_rows(sampled) if chosen[row.question] == split)
         write_rows(out / f"{split}.jsonl", map(asdict, rows))
     return {f"questions_{split}": float(chosen.count(split)) for split in SPLITS}
-
-
-def _write_docstrings(out: Path, corpus: DocstringCorpus) -> Metrics:
-    sizes = build_corpus(
-        out,
-        packages=corpus.packages,
-        out_of_domain=corpus.out_of_domain,
-        workers=os.cpu_count() or 1,
-    )
-    return {f"documents_{name}": float(size) for name, size in sizes.items()}
 
 
 @stage(version=2)
@@ -209,18 +200,12 @@ def mixture_stage(out: Path, _: Site, *, text: CorpusText, docstrings: Artifact 
     A part's own split holds its test documents whole and in order. ``mixture.json`` records the
     SHA-256 of every file that was read, the licences and the sizes.
     """
-    corpus = text.corpus
-    if not isinstance(corpus, MixtureCorpus):
-        raise CorpusError("a mixture needs parts", corpus.kind, "Run the stage corpus.")
+    corpus = cast(MixtureCorpus, text.corpus)
 
     def documents(name: str, split: Split) -> Iterator[str]:
         if (source := text.files.sources.get(f"{name}.{split}")) is not None:
             return iter_documents(source)
-        if docstrings is None:
-            raise CorpusError(
-                "a part of docstrings needs the embedded corpus", "none", "Run its stage first."
-            )
-        return iter_documents(_written(docstrings, split))
+        return iter_documents(_written(cast(Artifact, docstrings), split))
 
     metrics: Metrics = {}
     sizes: dict[str, dict[str, object]] = {name: {} for name in corpus.parts}
@@ -265,3 +250,71 @@ def _read_files(text: CorpusText, name: str) -> dict[str, str]:
             own += f" ({number + 1})"
         read[own] = text.files.digests[f"{name}:{number}"]
     return read
+
+
+@dataclass
+class MixedSize:
+    """Size of one part of a mixture: documents, the pieces they were cut into, characters."""
+
+    documents: int = 0
+    pieces: int = 0
+    characters: int = 0
+
+
+def mix_documents(
+    parts: Mapping[str, Iterable[str]], out: Path, *, seed: int, max_characters: int
+) -> dict[str, MixedSize]:
+    """Write the documents of all parts in one mixed order, as JSON Lines of part and text.
+
+    Long documents are cut first, so that no stretch of the file is of one book alone. The place of
+    a piece is decided by a digest of seed, part and its number in the part: every prefix of the
+    file holds the parts in about their shares, and the same documents give the same bytes. One
+    document and an index of the pieces are in memory; the text waits in a file next to ``out``.
+
+    Returns:
+        Size of each part.
+    """
+    index: list[tuple[bytes, int, int]] = []
+    sizes = {name: MixedSize() for name in parts}
+    try:
+        with scratch(out.parent, out.name) as unsorted, unsorted.open("w+b") as spool:
+            for name, documents in parts.items():
+                for document in documents:
+                    sizes[name].documents += 1
+                    sizes[name].characters += len(document)
+                    for piece in cut_at_lines(document, max_characters):
+                        row = json.dumps({"part": name, "text": piece}, ensure_ascii=False)
+                        line = f"{row}\n".encode()
+                        key = f"{seed} {name} {sizes[name].pieces}".encode()
+                        place = hashlib.blake2b(key, digest_size=16).digest()
+                        index.append((place, spool.tell(), len(line)))
+                        sizes[name].pieces += 1
+                        spool.write(line)
+            index.sort()
+            with out.open("wb") as mixed:
+                for _, start, length in index:
+                    spool.seek(start)
+                    mixed.write(spool.read(length))
+    except OSError as error:
+        raise unwritable(out, sum(length for *_, length in index), error) from error
+    return sizes
+
+
+def cut_at_lines(document: str, max_characters: int) -> Iterator[str]:
+    r"""Yield a document in pieces of at most so many characters; joined they are the document.
+
+    A piece ends after the last line end that fits, or before the last space, or where it must::
+
+        "one\ntwo three", 9 characters  ->  "one\n", "two three"
+    """
+    start = 0
+    while len(document) - start > max_characters:
+        limit = start + max_characters
+        end = document.rfind("\n", start, limit) + 1
+        if end <= start:
+            end = document.rfind(" ", start + 1, limit)
+        if end <= start:
+            end = limit
+        yield document[start:end]
+        start = end
+    yield document[start:]

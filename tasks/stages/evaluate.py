@@ -56,16 +56,15 @@ def evaluate_stage(
 
     def measure() -> Metrics:
         merged_model = UMIM.from_pretrained(directory, dtype=dtype, device=device).merged_model
-        own = splits_with(tokens, PART)
-        metrics: Metrics = {}
-        for split in ("test", *own):
-            rows = rows_of(tokens, split, segment_length, config.alignment_rows, config.segments)
-            alignment = evaluate_alignment(rows, merged_model, config.batch_size).metrics()
-            suffix = "" if split == "test" else f"_{split}"
-            metrics |= {f"{name}{suffix}": value for name, value in alignment.items()}
-        for split in ("test", *splits_with(tokens, OOD), *own):
+        metrics, further = Metrics(), splits_with(tokens, OOD)
+        for split in ("test", *further, *splits_with(tokens, PART)):
             rows = rows_of(tokens, split, segment_length, config.perplexity_rows, config.segments)
             figures = perplexity_figures(rows, merged_model, config.batch_size)
+            if split not in further:
+                rows = rows_of(
+                    tokens, split, segment_length, config.alignment_rows, config.segments
+                )
+                figures |= evaluate_alignment(rows, merged_model, config.batch_size).metrics()
             suffix = "" if split == "test" else f"_{split}"
             metrics |= {f"{name}{suffix}": value for name, value in figures.items()}
         return metrics
@@ -156,6 +155,5 @@ def benchmark_stage(
 
 
 def throughput_rows(artifact: Artifact) -> list[ThroughputRow]:
-    """Return the rows a benchmark stage measured."""
     rows = json.loads((artifact.path / "throughput.json").read_text(encoding="utf-8"))
     return [ThroughputRow(**row) for row in rows]

@@ -106,10 +106,8 @@ def generate_stage(out: Path, site: Site, *, generation: Generation) -> Metrics:
             backbone = load_backbone(
                 corpus.model, revision=corpus.revision, dtype=corpus.dtype, device=device
             )
-            prompter, questions = (
-                Prompter(backbone.require_tokenizer(), corpus),
-                read_selection(out),
-            )
+            prompter = Prompter(backbone.require_tokenizer(), corpus)
+            questions = read_selection(out)
             for number in numbers:
                 first = number * corpus.shard_questions
                 texts = questions.texts[first : first + corpus.shard_questions]

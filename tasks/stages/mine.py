@@ -11,7 +11,6 @@ with its next piece of the text.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -83,7 +82,6 @@ def count_stage(
     An order that is counted is kept under ``state`` until the stage is finished, so a run that
     dies resumes with the next one.
     """
-    clear_leftovers(out)
     site.lease.ensure()
     excluded, state = excluded_ids(tokenizer.loaded, options.protect), out / STATE
     shards = TokenFiles.open(tokens.path)
@@ -183,7 +181,6 @@ def confidence_stage(
     name, revision, text = backbone.name, backbone.revision, tokens.path
 
     def count_spans() -> Metrics:
-        clear_leftovers(out)  # of an earlier run, or of a worker that was lost
         tokenizer = load_tokenizer(name, revision=revision)
         excluded = excluded_ids(tokenizer, options.protect)
         shards = TokenFiles.open(text)
@@ -251,15 +248,6 @@ def _read_spans(folder: Path) -> SpanCounts:
 ByOrder = Mapping[int, np.ndarray]
 
 
-def clear_leftovers(out: Path) -> None:
-    """Remove what a run that died left behind, but for the finished parts under ``state``."""
-    for path in out.iterdir():
-        if path.is_dir() and path.name != STATE:
-            shutil.rmtree(path)
-        elif path.name != STATE:
-            path.unlink()
-
-
 def keep_part(
     folder: Path, of: Mapping[str, object], make: Callable[[Path], None], logger: logging.Logger
 ) -> None:
@@ -279,7 +267,6 @@ def save_orders(folder: Path, **arrays: ByOrder) -> None:
 
 
 def load_orders(folder: Path, name: str) -> dict[int, np.ndarray]:
-    """Read the arrays of one name."""
     orders = sorted(int(path.stem.rpartition("_")[2]) for path in folder.glob(f"{name}_*.npy"))
     return {order: np.array(open_array(folder / f"{name}_{order}.npy")) for order in orders}
 

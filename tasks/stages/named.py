@@ -68,10 +68,15 @@ class NamedBackbone:
 
 @dataclass(frozen=True)
 class NamedCheckpoint:
-    """A checkpoint, or the backbone of one (``base``): every checkpoint of it is the same then."""
+    """A checkpoint, or the backbone of one (``base``): every checkpoint of it is the same then.
+
+    Where a ``backbone`` lies that the checkpoint names otherwise does not count: it must have the
+    checkpoint's fingerprint, which does.
+    """
 
     place: Path | str
     base: bool = False
+    backbone: str | None = None
 
     @cached_property
     def directory(self) -> Path:

@@ -59,9 +59,6 @@ from umim_core.text.token_ids import encode, flat
 TABLE: Final = "table.json"
 _LIMITS: Final = ("questions", "new_tokens", "answers")  # fields of a recipe
 _PLACED: Final = ("device", "dtype")
-_SAME: Final = {
-    "backbone": "where it lies: it must have the checkpoint's fingerprint, which counts"
-}
 
 
 @dataclass(frozen=True)
@@ -159,22 +156,19 @@ def mined_task(task: str) -> GenerationSet:
     return GENERATION_TASKS.find(task)
 
 
-def check_data(recipe: TableRecipe) -> None:
-    """Refuse data that no task of a table reads, and rules of prompts that are not generated."""
+def check_tasks(recipe: TableRecipe) -> None:
+    """Refuse data, limits, permissions and rules of prompts that no task of a table uses."""
+    chosen = TASKS.names()
     for task in recipe.tasks:
-        fits = recipe.task_data is None or task in TASKS.names()
-        rule = f"task_data is the data of one of {', '.join(TASKS.names())}"
+        fits = recipe.task_data is None or task in chosen
+        rule = f"task_data is the data of one of {', '.join(chosen)}"
         remedy = "Name a folder that stands for the hub (hub), or leave it out."
         require(fits, ConfigError, rule, f"{recipe.task_data} with {task}", remedy)
         if any(setting.mine_tau is not None for setting in recipe.settings):
             mined_task(task)
-
-
-def check_limits(recipe: TableRecipe) -> None:
-    """Refuse limits and permissions of a recipe that apply to none of its tasks."""
-    unknown = any(task not in TASKS.names() for task in recipe.tasks)  # lm-eval knows them
+    unknown = any(task not in chosen for task in recipe.tasks)  # lm-eval knows them
     answers = "a task whose answers are generated"
-    programs = bool(set(recipe.tasks) - {*TASKS.names(), *GENERATION_TASKS.names()})
+    programs = bool(set(recipe.tasks) - {*chosen, *GENERATION_TASKS.names()})
     needed = {
         "questions": (bool(recipe.tasks), "a task"),
         "new_tokens": (unknown, answers),
@@ -207,7 +201,7 @@ def questions_stage(out: Path, site: Site, *, data: TableQuestions) -> Metrics:
     return {"questions": float(questions.count)}
 
 
-@stage(version=2, free=_SAME)
+@stage(version=2)
 def mined_stage(
     out: Path,
     _: Site,
@@ -215,7 +209,6 @@ def mined_stage(
     data: TableQuestions,
     questions: Artifact,
     checkpoint: NamedCheckpoint,
-    backbone: str | None,
     tau: int,
     options: TaskOptions,
 ) -> Metrics:
@@ -228,7 +221,7 @@ def mined_stage(
     if not read_questions(questions.path).count:
         return {}
     base = Checkpoint.load(checkpoint.directory)
-    name, revision = backbone_of(base, backbone)
+    name, revision = backbone_of(base, checkpoint.backbone)
     tokenizer = load_tokenizer(name, revision=revision)
     rows = make_rows(mined_task(data.task), options, tokenizer, "train")
     ids = [np.asarray(encode(tokenizer, row["prompt"]), dtype=np.int64) for row in rows]
@@ -245,7 +238,7 @@ def mined_stage(
     return {"rules": float(len(rules))}
 
 
-@stage(version=6, resumable=True, of_run=_PLACED, free={**_SAME, "setting.name": "a name"})
+@stage(version=6, resumable=True, of_run=_PLACED, free={"setting.name": "a name"})
 def shards_stage(
     out: Path,
     site: Site,
@@ -255,7 +248,6 @@ def shards_stage(
     setting: TableSetting,
     method: NamedMethod | None,
     checkpoint: NamedCheckpoint,
-    backbone: str | None,
     limit: int | None,
     shard: int,
     batch_size: int,
@@ -266,7 +258,7 @@ def shards_stage(
     A task that is not run has no shard.
     """
     question_set, source = read_questions(questions.path), data.source()
-    place = _place(checkpoint, backbone, site, batch_size)
+    place = _place(checkpoint, site, batch_size)
     count, jobs = min(question_set.count, limit or question_set.count), {}
     for first in range(0, count, shard):
         last = min(first + shard, count)
@@ -280,11 +272,7 @@ def shards_stage(
     return read_shards(out).figures()
 
 
-@stage(
-    version=2,
-    of_run=_PLACED,
-    free={**_SAME, "text.source.paths": "only the content of files counts"},
-)
+@stage(version=2, of_run=_PLACED, free={"text.source.paths": "only the content of files counts"})
 def text_stage(
     _: Path,
     site: Site,
@@ -293,12 +281,11 @@ def text_stage(
     files: ReadFiles,
     methods: Sequence[NamedMethod],
     checkpoint: NamedCheckpoint,
-    backbone: str | None,
     batch_size: int,
     cores: int,
 ) -> Metrics:
     """Measure alignment and perplexity of one text."""
-    place = _place(checkpoint, backbone, site, batch_size)
+    place = _place(checkpoint, site, batch_size)
     metrics = run_on_worker(site.lease, partial(measure_text, place, _in_place(text)), cores)
     files.check_unchanged("a text changed while it was measured")
     return metrics
@@ -359,7 +346,7 @@ def table_stage(
     return {"rows": float(len(rows) + len(measured))}
 
 
-def _place(checkpoint: NamedCheckpoint, backbone: str | None, site: Site, batch: int) -> ModelPlace:
-    directory = checkpoint.directory
-    digest = directory_digest(directory)
-    return ModelPlace(str(directory), digest, site.device, site.dtype, batch, backbone)
+def _place(checkpoint: NamedCheckpoint, site: Site, batch: int) -> ModelPlace:
+    place, backbone = checkpoint.directory, checkpoint.backbone
+    digest = directory_digest(place)
+    return ModelPlace(str(place), digest, site.device, site.dtype, batch, backbone)

@@ -68,7 +68,8 @@ class DdpStrategy(AdamWStrategy):
         world = dist.get_world_size() if dist.is_initialized() else 1
         if self._rows is None or world == 1:
             return rows, gradient
-        touched = self._rows.mark(rows)
+        touched = torch.zeros(len(self._rows.table), dtype=torch.int32, device=rows.device)
+        touched[rows] = 1
         dist.all_reduce(touched)
         union = touched.nonzero().view(-1)
         mean = gradient.new_zeros(len(union), gradient.shape[1])
@@ -102,7 +103,6 @@ class DeepSpeedStrategy:
         self._zero = self._engine.optimizer
 
     def loss(self, indices: Sequence[int]) -> BatchLoss:
-        """Run the objective through the engine."""
         return self._engine(indices)
 
     def update(self, scaled: Tensor, learning_rate: float) -> float:

@@ -53,13 +53,7 @@ def launch_worker(worker: Worker, out: Path, lease: ClusterLease) -> dict[str, f
 
 def _launch_ray(worker: Worker, cluster: ClusterConfig, scratch: Path) -> None:
     from ray.exceptions import RayError
-    from ray.train import (
-        ControllerError,
-        FailureConfig,
-        RunConfig,
-        ScalingConfig,
-        WorkerGroupError,
-    )
+    from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
     from ray.train.torch import TorchTrainer
 
     from tasks.training.meeting import MeetingConfig
@@ -139,8 +133,8 @@ def _run_rank(worker: Worker, folder: Path) -> None:
     file, and a group that finds one ends at once, all ranks together.
     """
     rank, world = rank_and_world()
-    shared = folder.is_dir()
-    if ranks_where(shared and bool(_error_files(folder, world))):
+    shared, errors = folder.is_dir(), _error_files(folder, world)
+    if ranks_where(shared and any(path.is_file() for path in errors)):
         return
     try:
         if blind := ranks_where(not shared):  # rules, rows and states are not there either
@@ -148,22 +142,19 @@ def _run_rank(worker: Worker, folder: Path) -> None:
         worker()
     except UmimError as error:
         if shared:
-            write_json(_error_path(folder, rank), as_data(error))
+            write_json(errors[rank], as_data(error))
         raise
 
 
-def _error_path(scratch: Path, rank: int) -> Path:
-    return scratch / f"error-{rank}.json"
-
-
 def _error_files(scratch: Path, world: int) -> list[Path]:
-    """Return the files of errors; by name, for a listing may be older than the files."""
-    return [path for rank in range(world) if (path := _error_path(scratch, rank)).is_file()]
+    """Return where ranks write errors; by name, for a listing may be older than the files."""
+    return [scratch / f"error-{rank}.json" for rank in range(world)]
 
 
 def _raise_recorded(scratch: Path, world: int) -> None:
     for path in _error_files(scratch, world):
-        raise from_data(json.loads(path.read_text(encoding="utf-8")))
+        if path.is_file():
+            raise from_data(json.loads(path.read_text(encoding="utf-8")))
 
 
 def run_worker(job: TrainJob) -> None:

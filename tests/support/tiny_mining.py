@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 from transformers import PreTrainedTokenizerBase
 
-from support.ngram_oracle import Grams, Segments, cut, document_oracle, oracle
+from support.ngram_oracle import Grams, cut, oracle
 from support.sites import here, made
 from support.token_artifacts import write_documents
 from tasks.cluster.lease import ClusterLease
@@ -23,6 +23,8 @@ from umim_core.config.recipe import ClusterConfig
 from umim_core.config.rule_options import RuleOptions
 from umim_core.mining.counting import LocalCounter, count_ngrams
 from umim_core.rules.grams import NgramCounts
+from umim_core.store.disk import write_rows
+from umim_core.text.sources import JsonLines
 
 LENGTH, TAU = 20, 3
 OPTIONS = RuleOptions(tau=TAU, segment_length=LENGTH)
@@ -38,28 +40,27 @@ def skewed_ids(size: int) -> np.ndarray:
 @dataclass(frozen=True)
 class TinyCorpus:
     ids: np.ndarray
-    ends: np.ndarray  # of its documents
     tokenized: Artifact
-    backbone: str  # folder of its tokenizer
+    backbone: str  # folder of its tokenizer; its texts lie beside it
 
     @classmethod
     def make(cls, folder: Path, tokenizer: PreTrainedTokenizerBase, size: int = 6007) -> TinyCorpus:
-        """Write the corpus, in shards of 999 tokens, and the tokenizer."""
         ids = skewed_ids(size)
-        ends = np.append(np.arange(70, size, 70), size)
         tokenizer.save_pretrained(folder / "tokenizer")
-        documents = np.split(ids, ends[:-1])
+        documents = np.split(ids, np.arange(70, size, 70))
+        texts = ({"text": " ".join(tokenizer.convert_ids_to_tokens(of))} for of in documents)
+        write_rows(folder / "texts.jsonl", texts)
         artifact = made(folder, "tokenize", lambda out: write_documents(out / "train", *documents))
-        return cls(ids, ends, artifact, str(folder / "tokenizer"))
+        return cls(ids, artifact, str(folder / "tokenizer"))
+
+    @property
+    def texts(self) -> JsonLines:
+        return JsonLines(paths=(str(Path(self.backbone).with_name("texts.jsonl")),))
 
     @cached_property
     def tokenizer(self) -> NamedTokenizer:
         """What the stages are given, loaded once."""
         return NamedTokenizer(self.backbone)
-
-    @property
-    def segments(self) -> Segments:
-        return cut(self.ids, LENGTH)
 
     def count(self, root: Path, lease: ClusterLease, **changes: object) -> Artifact:
         options = OPTIONS.model_copy(update=changes)
@@ -79,13 +80,9 @@ class TinyCorpus:
         )
         return call.build(here(root))
 
-    def grams(self, *excluded: int) -> Grams:
-        """Count the n-grams that reach tau, without ``<eos>`` and other ids, one by one."""
-        return oracle(self.segments, TAU, frozenset({0, *excluded}))
-
-    def documents(self) -> Grams:
-        """Count the documents of all n-grams, by the document of the first token."""
-        return document_oracle(self.segments, self.ends.tolist())
+    def grams(self) -> Grams:
+        """Count the n-grams that reach tau, without ``<eos>``, one by one."""
+        return oracle(cut(self.ids, LENGTH), TAU, frozenset({0}))
 
 
 def titles(parent: psutil.Process) -> dict[psutil.Process, str]:

@@ -137,12 +137,7 @@ class Walk:
         return self.stage(report_stage(recipe=self.recipe, results=list(self.results)))
 
     def executed(self) -> list[str]:
-        """Return the stages that were built rather than found, in order."""
         return [call.name for call in self.calls if call.artifact.executed]
-
-    def digests(self) -> list[tuple[str, str]]:
-        """Return stage and digest of everything that must be the same in every run."""
-        return [(c.name, c.artifact.digest) for c in self.calls if c.name not in NOT_EQUAL]
 
 
 def walk(root: Path, recipe: Recipe) -> Walk:

@@ -15,8 +15,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from support.tiny_models import random_backbone
 from tasks.training.strategies import make_strategy
@@ -27,7 +26,6 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import read_json
 from umim_core.training.loss import BatchLoss
 from umim_core.training.objectives import DistillObjective, PreferenceObjective
 from umim_core.training.token_rows import TokenRows
@@ -79,9 +77,16 @@ def questions(count: int, seed: int) -> list[EncodedQuestion]:
 
 
 class _Watching(nn.Module):
-    """Objective that counts its batches and dies at one of them, if it is asked to."""
+    """Objective that counts its batches, and dies at one of them or has faults, if it is asked to.
+
+    Attributes:
+        fault: What is not finite in some batches: the loss ("nan", "inf"), the "gradient" alone.
+        faulty: Numbers of those batches, from 1.
+    """
 
     kill: Kill | None = None
+    fault = ""
+    faulty: Sequence[int] = ()
     batches = 0
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
@@ -90,7 +95,11 @@ class _Watching(nn.Module):
         if self.kill is not None and self.batches == self.kill.batch:
             order = (os.getpid(), self.kill.signal)
             threading.Timer(self.kill.seconds, os.kill, order).start()
-        return loss
+        if self.batches not in self.faulty:
+            return loss
+        if self.fault == "gradient":
+            return loss._replace(total=loss.total + (self.module.query * 0.0).sqrt().sum())
+        return loss._replace(total=loss.total * float(self.fault))
 
 
 class Watched(_Watching, DistillObjective): ...
@@ -103,16 +112,19 @@ class WatchedPreference(_Watching, PreferenceObjective): ...
 class Run:
     """One training run, of rows or of questions; equal runs take equal steps.
 
-    ``folder`` receives the states. Rules may match in the rows that ``merges`` names.
+    ``folder`` receives the states. Rules may match in the rows that ``merges`` names, and in the
+    validation rows that ``valid`` names. The first loss is NaN on the rank ``poisoned``.
     """
 
     folder: Path
     strategy: Literal["ddp", "deepspeed"] = "ddp"
     config: TrainConfig = CONFIG
     merges: tuple[bool, ...] = (True,) * ROWS
+    valid: tuple[bool, ...] = (True,) * 4
     kills: tuple[Kill, ...] = ()
     rule_rows: int = 0
     preference: bool = False
+    poisoned: int | None = None
 
     def objective(self) -> Watched | WatchedPreference:
         """Return fresh weights over the rows, or the questions, of this run."""
@@ -136,19 +148,11 @@ class Run:
         return Watched(
             merged_model,
             rows(self.merges),
-            rows((True,) * 4),
+            rows(self.valid),
             DistillConfig(max_steps=1),
             bf16=False,
             batch_size=self.config.batch_size,
         )
-
-    def state(self, step: int, rank: int = 0) -> dict[str, Tensor]:
-        return load_file(self.folder / f"step-{step:08d}" / f"rank-{rank}.safetensors")
-
-    def curve(self) -> list[dict[str, float]]:
-        record = read_json(max(self.folder.glob("step-*")) / "rank-0.json")
-        assert isinstance(record, dict)
-        return [dict(row) for row in record["curve"]]
 
     def final(self) -> Mapping[str, bytes]:
         """Return the files of the last state: weights, optimiser, random state, curve."""
@@ -166,6 +170,8 @@ def train_here(run: Run, rank: int = 0) -> tuple[TrainResult, Watched | WatchedP
     """Train in this process, as that rank of the group if there is one."""
     objective = run.objective()
     objective.kill = next((kill for kill in run.kills if kill.rank == rank), None)
+    if rank == run.poisoned:
+        objective.fault, objective.faulty = "nan", (1,)
     strategy = make_strategy(run.strategy, objective, run.config)
     return train(objective, strategy, run.config, seed=SEED, state_dir=run.folder), objective
 

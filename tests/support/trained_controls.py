@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from support.tiny_training import questions
-from umim_core.adaptation.preference import ending_scores
 from umim_core.merging.merged_model import MergedModel
+from umim_core.training.objectives import ending_scores
 
 KINDS = ("input-adapter", "lora")
 QUESTIONS = questions(4, seed=3)

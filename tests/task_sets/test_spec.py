@@ -65,9 +65,9 @@ def test_lm_eval_and_training_see_one_text(tmp_path: Path, delimiter: str) -> No
     task.set_config("num_fewshot", 0)
     task.build_all_requests()
     gold = task.instances[1].args
-    (sequence,) = task_sequences(read_questions(data / "test.jsonl"), encode, form)
+    [(ids, _)] = task_sequences(read_questions(data / "test.jsonl"), encode, form)
     context, ending = encode_pair(encode, *gold)
-    assert sequence.ids.tolist() == [*context, *ending]
+    assert ids.tolist() == [*context, *ending]
 
 
 def test_questions_of_a_task_are_written_once_per_content_of_its_sources(

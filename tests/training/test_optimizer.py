@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from support.tiny_training import CONFIG, SPANS, Run
+from umim_core.config.recipe import DistillConfig
 from umim_core.errors import ArtifactError
 from umim_core.training.optimizer import (
     BETAS,
+    AdamWStrategy,
     RowAdamW,
     linear_warmup_decay,
     load_optimizer_tensors,
@@ -45,6 +49,22 @@ def test_gradients_of_one_row_add_up_and_zeros_are_none() -> None:
     assert (rows.tolist(), gradient.tolist()) == ([1, 3], [[2.0, 2.0], [5.0, 5.0]])
     assert table.grad is None
     assert [len(part) for part in ours.take_gradient()] == [0, 0]
+
+
+def test_rows_count_in_the_norm_and_are_clipped_with_the_rest(tmp_path: Path) -> None:
+    objective = Run(tmp_path, rule_rows=len(SPANS)).objective()
+    config = DistillConfig.model_validate(CONFIG.model_dump() | {"row_rate": 3.0})
+    strategy = AdamWStrategy(objective, config)
+    loss = objective([0, 1, 2, 3])
+    found = torch.autograd.grad(loss.total, list(objective.parameters()), retain_graph=True)
+    norm = torch.stack([part.to_dense().norm() for part in found]).norm()
+    assert strategy.update(loss.total, 1e-2) == pytest.approx(float(norm), rel=1e-5)
+    first = strategy.tensors()["optimizer.rows.exp_avg"]  # 0.1 times the clipped gradient
+    (rows,) = (part for part in found if part.is_sparse)
+    want = 0.1 * rows.to_dense() * CONFIG.clip_norm / (norm + 1e-6)
+    torch.testing.assert_close(first, want, rtol=1e-4, atol=1e-8)
+    moved = objective.module.rows.table.detach().abs().max()
+    assert float(moved) == pytest.approx(3.0 * 1e-2, rel=1e-3)  # AdamW's first step
 
 
 def test_another_tables_state_is_refused() -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -37,16 +37,6 @@ Encode = Callable[[str], list[int]]
 
 DEFAULT_MAX_LENGTH: Final = 128  # paper, "Task-specific rule construction"
 TASK_ORDER: Final = 2
-
-
-class TaskSequence(NamedTuple):
-    """Prompt plus correct answer as one training sequence of raw ids [T], cut to a maximum length.
-
-    ``mergeable`` are the leading tokens that rules may merge: all of them, or the prompt alone.
-    """
-
-    ids: Ints
-    mergeable: int
 
 
 @dataclass(frozen=True)
@@ -78,16 +68,18 @@ def task_sequences(
     encode: Encode,
     form: QuestionForm,
     max_length: int = DEFAULT_MAX_LENGTH,
-) -> list[TaskSequence]:
+) -> list[tuple[Ints, int]]:
     """Build one sequence per question: prompt and correct answer, as :func:`encode_questions` does.
 
     Rules and SFT so read what is scored and what preferences are trained on.
+
+    Returns:
+        Raw ids [T] of each, and the leading tokens that rules may merge: all, or the prompt alone.
     """
     sequences = []
     for question in encode_questions(questions, encode, form, max_length):
         ids = np.concatenate([question.context, question.endings[question.gold]])
-        mergeable = len(question.context if form.part == "context" else ids)
-        sequences.append(TaskSequence(ids, mergeable))
+        sequences.append((ids, len(question.context if form.part == "context" else ids)))
     return sequences
 
 

@@ -28,12 +28,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import forked_generators
 from umim_core.backbone.model_files import frozen_twin
 from umim_core.checkpoint.module_weights import WEIGHTS, read_weights, shapes_of, write_module
-from umim_core.errors import (
-    CheckpointError,
-    ConfigError,
-    MissingExtraError,
-    look_up,
-)
+from umim_core.errors import CheckpointError, ConfigError, MissingExtraError, look_up
 from umim_core.merging.merged_model import MergedModel
 from umim_core.store.artifacts import (
     described,

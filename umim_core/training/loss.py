@@ -88,15 +88,15 @@ class _SoftCrossEntropy(torch.autograd.Function):
         divergence = torch.zeros_like(total)
         gradient = torch.empty_like(student) if ctx.needs_input_grad[0] else None
         pages = [_pages(student, weight, chunk) for _ in range(2)]
-        terms = blocked_terms if student.device.type == "cpu" else chunk_terms
+        terms = blocked_terms if student.device.type == "cpu" else row_terms
         for start in range(0, len(student), chunk):
             rows = slice(start, start + chunk)
-            cross_entropy, kl, residual = terms(
+            log_likelihood, kl, residual = terms(
                 _logits(teacher[rows], weight, bias, pages[0]),
                 _logits(student[rows], weight, bias, pages[1]),
             )
-            total += cross_entropy
-            divergence += kl
+            total -= log_likelihood.sum()
+            divergence += kl.sum()
             if gradient is not None:
                 gradient[rows] = residual.to(weight.dtype) @ weight
             del residual  # before the next chunk's logits are made
@@ -112,19 +112,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
         return gradient * grad_total.to(gradient.dtype), None, None, None, None
 
 
-def chunk_terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the loss asks of a chunk of logits [C, V].
-
-    Returns:
-        Sum of the cross-entropies, sum of the KL divergences, and p_S - p_T [C, V], the gradient of
-        the former by the student's logits.
-    """
-    log_likelihood, kl, residual = _row_terms(teacher, student)
-    return -log_likelihood.sum(), kl.sum(), residual
-
-
 def blocked_terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return :func:`chunk_terms`, formed in blocks of rows that fit a core's cache.
+    """Return :func:`row_terms`, formed in blocks of rows that fit a core's cache.
 
     On some processors a single row is summed in another order than rows together, so that the last
     bits differ. The student's logits are overwritten.
@@ -135,14 +124,14 @@ def blocked_terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Ten
     for part_t, part_s in zip(
         torch.split(teacher, block), torch.split(student, block), strict=True
     ):
-        log_likelihood, kl, residual = _row_terms(part_t, part_s)
+        log_likelihood, kl, residual = row_terms(part_t, part_s)
         log_likelihoods.append(log_likelihood)
         divergences.append(kl)
         part_s.copy_(residual)
-    return -torch.cat(log_likelihoods).sum(), torch.cat(divergences).sum(), student
+    return torch.cat(log_likelihoods), torch.cat(divergences), student
 
 
-def _row_terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def row_terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return sum p_T log p_S [C], KL(teacher || student) [C] and p_S - p_T [C, V] of logits."""
     teacher = teacher.log_softmax(dim=-1)  # the names are reused so that logits are freed at once
     p_t = teacher.exp()

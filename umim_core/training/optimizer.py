@@ -39,7 +39,7 @@ class RowAdamW:
     """
 
     def __init__(self, table: nn.Parameter) -> None:
-        self._table = table
+        self.table = table
         self._state = {
             "exp_avg": torch.zeros_like(table, requires_grad=False),
             "exp_avg_sq": torch.zeros_like(table, requires_grad=False),
@@ -51,20 +51,14 @@ class RowAdamW:
 
         Rows whose gradient is zero are none of them: lookups of spans without a row give such.
         """
-        gradient, self._table.grad = self._table.grad, None
+        gradient, self.table.grad = self.table.grad, None
         if gradient is None:
-            nothing = self._table.new_zeros(0, self._table.shape[1])
+            nothing = self.table.new_zeros(0, self.table.shape[1])
             return torch.zeros(0, dtype=torch.int64, device=nothing.device), nothing
         summed = gradient.coalesce()
         rows, values = summed.indices()[0], summed.values()
         moved = (values != 0).any(dim=1)
         return rows[moved], values[moved]
-
-    def mark(self, rows: Tensor) -> Tensor:
-        """Return for every row of the table [K] (int32) 1 if it is among some rows [U], else 0."""
-        marks = torch.zeros(len(self._table), dtype=torch.int32, device=rows.device)
-        marks[rows] = 1
-        return marks
 
     @torch.no_grad()
     def step(self, rows: Tensor, gradient: Tensor, learning_rate: float) -> None:
@@ -78,7 +72,7 @@ class RowAdamW:
         taken = steps[:, None].to(torch.float64)
         mean = mean / (1.0 - first**taken).to(mean.dtype)
         scale = (square / (1.0 - second**taken).to(square.dtype)).sqrt_().add_(_EPSILON)
-        self._table[rows] -= learning_rate * (mean / scale)
+        self.table[rows] -= learning_rate * (mean / scale)
 
     def tensors(self) -> dict[str, Tensor]:
         return {f"optimizer.rows.{name}": value for name, value in self._state.items()}

@@ -76,15 +76,12 @@ class PackedTrunk:
         """
         if not len(units):
             return units
-        if len(set(lengths)) > 1 and max(lengths) <= self._longest:
-            with merged_rows(None if merged is None else merged.nonzero().view(-1)):
-                return self._packed(units, lengths, positions)
-        return self._padded(units, lengths, positions, merged)
-
-    def _packed(self, units: Tensor, lengths: Sequence[int], positions: Tensor | None) -> Tensor:
+        if len(set(lengths)) == 1 or max(lengths) > self._longest:
+            return self._padded(units, lengths, positions, merged)
         if positions is None:
             positions = _real_units(lengths).nonzero()[:, 1].to(units.device)
-        with attention_given(self._backbone.model, _NAME, _rows, _Rows(list(lengths))):
+        by_row = attention_given(self._backbone.model, _NAME, _rows, _Rows(list(lengths)))
+        with merged_rows(None if merged is None else merged.nonzero().view(-1)), by_row:
             return self._backbone.hidden(units[None], position_ids=positions[None])[0]
 
     def _padded(

@@ -224,23 +224,18 @@ class DistillModel(nn.Module):
                     below = self._lower.hidden(below, sizes)
                 teacher = self._trunk.hidden(below, sizes)[at_teacher]
             if pooled is None:
-                units = self._merged_states(packed, tokens, below, sizes)
+                units = self._merged_states(packed, tokens, below)
             else:
                 units = packed_embeddings(packed, self.backbone, pooled)
             student = self._trunk.hidden(units, counts, positions, merged)[at_student]
         return teacher, student
 
-    def _merged_states(
-        self, packed: PackedUnits, tokens: Tensor, states: Tensor, sizes: Sequence[int]
-    ) -> Tensor:
+    def _merged_states(self, packed: PackedUnits, tokens: Tensor, states: Tensor) -> Tensor:
         """Return the states of all units, row after row [N, d]."""
         real = packed.attention_mask
-        before = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
-        lengths = packed.lengths[real]
-        ends = (before[:, None] + packed.ends)[real]
-        return unit_states(
-            self.module, states, tokens, ends.to(tokens.device), lengths.to(tokens.device)
-        )
+        lengths = packed.lengths[real].to(tokens.device)
+        ends = (_starts(packed.raw_counts)[:, None] + packed.ends)[real].to(tokens.device)
+        return unit_states(self.module, states, tokens, ends, lengths)
 
     def _precision(self) -> AbstractContextManager[object]:
         kind = self.backbone.device.type

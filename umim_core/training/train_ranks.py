@@ -16,26 +16,14 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def _device() -> str:
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"
-
-
 def sum_over_ranks(values: list[float]) -> list[float]:
     """Return the sums over all ranks; it is a barrier too."""
     if rank_and_world()[1] == 1:
         return values
-    tensor = torch.tensor(values, dtype=torch.float64, device=_device())
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(tensor)
     return [float(value) for value in tensor]
-
-
-def from_first_rank(value: int) -> int:
-    """Return rank 0's value; what the others give does not count."""
-    if rank_and_world()[1] == 1:
-        return value
-    tensor = torch.tensor([value], dtype=torch.int64, device=_device())
-    dist.broadcast(tensor, 0)
-    return int(tensor)
 
 
 def ranks_where(condition: bool) -> list[int]:

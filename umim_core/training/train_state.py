@@ -32,12 +32,7 @@ from umim_core.store.artifacts import (
 )
 from umim_core.store.disk import flush_tree
 from umim_core.store.publication import step_of
-from umim_core.training.train_ranks import (
-    from_first_rank,
-    rank_and_world,
-    ranks_where,
-    sum_over_ranks,
-)
+from umim_core.training.train_ranks import rank_and_world, ranks_where, sum_over_ranks
 
 if TYPE_CHECKING:
     from umim_core.training.objectives import Objective
@@ -169,13 +164,12 @@ def resume(
         Where the run stands and the best weights so far; a start and none without a state.
     """
     rank, world = rank_and_world()
-    step = -1
-    if rank == 0 and (newest := newest_state(directory, world)) is not None:
-        step = step_of(newest)
-    step = from_first_rank(step)
-    if step < 0:
+    newest = newest_state(directory, world) if rank == 0 else None
+    # One more than the step, so that 0, the others' share of the sum, says that there is none.
+    (seen,) = sum_over_ranks([0.0 if newest is None else 1.0 + step_of(newest)])
+    if not seen:
         return Progress(), {}
-    tensors, progress = _read(directory / f"step-{step:08d}", rank, world)
+    tensors, progress = _read(directory / f"step-{int(seen) - 1:08d}", rank, world)
     logger.info("resuming at step %d", progress.step)
     device = next(objective.module.parameters()).device
 

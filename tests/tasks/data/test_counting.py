@@ -94,7 +94,7 @@ SIZES = {2: 3, 3: 2, 4: 1}
 def partial_counts(ranges: int) -> list[pa.Table]:
     """The rows of all ranges: range r has everything in r documents."""
     return [
-        packed_row({"order": n}, ranges=np.array([r]), documents=np.full(SIZES[n], r))
+        packed_row({"order": n, "range": r}, documents=np.full(SIZES[n], r))
         for r in range(ranges)
         for n in ORDERS
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from support.worker_kills import WorkerKiller
 from tasks.cluster.lease import ClusterLease
 from tasks.data.tokenizing import (
+    Tokenized,
     TokenizerRef,
     split_jobs,
     tokenize_file,
@@ -37,7 +38,7 @@ from umim_core.config.corpus import FilesCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ArtifactError, CorpusError, TokenizerMismatchError
 from umim_core.store.artifacts import directory_digest, payload_files, sha256_file
-from umim_core.text.sources import JsonLines, TextFiles
+from umim_core.text.sources import JsonLines, Source, TextFiles
 from umim_core.text.tokens import TokenFiles
 
 NAME = "umim-docs-gpt2"
@@ -88,18 +89,28 @@ def sums(directory: Path) -> dict[str, str]:
     return {name: sha256_file(path) for name, path in payload_files(directory).items()}
 
 
+@pytest.fixture
+def tokenize(reference: TokenizerRef, lease: ClusterLease) -> Callable[..., Tokenized]:
+    """Tokenises a split into a folder, on the cluster if it has several files."""
+
+    def run(source: Source, out: Path, limit: int | None = None) -> Tokenized:
+        return tokenize_splits({"x": split_jobs("x", source, out, reference, limit)}, lease)["x"]
+
+    return run
+
+
 # Files of a split
 
 
 def test_what_a_dead_worker_left_is_replaced_or_removed(
-    folder: Path, reference: TokenizerRef, lease: ClusterLease
+    folder: Path, tokenize: Callable[..., Tokenized]
 ) -> None:
     source = TextFiles(paths=(f"{folder}/*.txt",))
-    tokenize_splits({"x": split_jobs("x", source, folder / "x", reference)}, lease)
+    tokenize(source, folder / "x")
     clean = sums(folder / "x")
     for name in ("00000.tokens.npy", "00007.tokens.npy", "00001.tokens.npy.ab.tmp"):
         (folder / "x" / name).write_bytes(b"garbage" * 999)
-    tokenize_splits({"x": split_jobs("x", source, folder / "x", reference)}, lease)
+    tokenize(source, folder / "x")
     assert sums(folder / "x") == clean
 
 
@@ -107,13 +118,12 @@ def test_what_a_dead_worker_left_is_replaced_or_removed(
     "limit", [None, 60, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 100, 10**6))]
 )
 def test_limits_and_order_of_the_names_leave_the_bytes_alone(
-    folder: Path, reference: TokenizerRef, lease: ClusterLease, limit: int | None
+    folder: Path, tokenize: Callable[..., Tokenized], limit: int | None
 ) -> None:
     found = []
     for number, names in enumerate([sorted(TEXTS), sorted(TEXTS, reverse=True)]):
         source = TextFiles(paths=tuple(str(folder / name) for name in names))
-        jobs = split_jobs("x", source, folder / f"out{number}", reference, limit)
-        tokenize_splits({"x": jobs}, lease)
+        tokenize(source, folder / f"out{number}", limit)
         found.append(sums(folder / f"out{number}"))
     assert found[0] == found[1]
     whole = TokenFiles.open(folder / "out0")
@@ -122,8 +132,7 @@ def test_limits_and_order_of_the_names_leave_the_bytes_alone(
     one = folder / "one.jsonl"
     lines = [json.dumps({"text": TEXTS[name]}) + "\n" for name in sorted(TEXTS)]
     one.write_text("".join(lines), encoding="utf-8")
-    jobs = split_jobs("x", JsonLines(paths=(str(one),)), folder / "one", reference, limit)
-    tokenize_splits({"x": jobs}, lease)
+    tokenize(JsonLines(paths=(str(one),)), folder / "one", limit)
     alone = TokenFiles.open(folder / "one")
     assert whole[:].tolist() == alone[:].tolist()
     assert whole.document_ends().tolist() == alone.document_ends().tolist()
@@ -141,33 +150,29 @@ def test_one_file_per_split_starts_no_cluster(
 
 
 def test_the_first_broken_file_is_named_whichever_worker_fails_first(
-    folder: Path, reference: TokenizerRef, lease: ClusterLease
+    folder: Path, tokenize: Callable[..., Tokenized]
 ) -> None:
     (folder / "b.txt").write_bytes(b"text " * 200_000 + b"\0")
     (folder / "d.txt").write_bytes(b"\xff")
-    jobs = split_jobs("x", TextFiles(paths=(f"{folder}/*.txt",)), folder / "out", reference)
     with pytest.raises(CorpusError) as caught:
-        tokenize_splits({"x": jobs}, lease)
+        tokenize(TextFiles(paths=(f"{folder}/*.txt",)), folder / "out")
     assert caught.value.rule.endswith("b.txt: text must not hold NUL")
     assert caught.value.value == "NUL at byte 1000000"
 
 
 def test_bad_rows_are_counted_over_all_files(
-    tmp_path: Path, reference: TokenizerRef, lease: ClusterLease
+    tmp_path: Path, tokenize: Callable[..., Tokenized]
 ) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.jsonl").write_text('{"text": "good"}\n{\n')
     source = JsonLines(paths=(f"{tmp_path}/*.jsonl",), max_bad=3)
-    jobs = split_jobs("x", source, tmp_path / "x", reference)
-    bad = tokenize_splits({"x": jobs}, lease)["x"].bad
+    bad = tokenize(source, tmp_path / "x").bad
     assert bad.count == 3
     assert [message.partition(": ")[0] for message in bad.first] == [
         f"{tmp_path}/{name}.jsonl:2" for name in ("a", "b", "c")
     ]
-    source = source.model_copy(update={"max_bad": 2})
-    jobs = split_jobs("x", source, tmp_path / "y", reference)
     with pytest.raises(CorpusError, match=r"at most 2 rows.*a\.jsonl:2: .*; got 3 bad rows"):
-        tokenize_splits({"x": jobs}, lease)
+        tokenize(source.model_copy(update={"max_bad": 2}), tmp_path / "y")
 
 
 def test_another_tokenizer_on_a_worker_is_refused(folder: Path) -> None:
@@ -227,11 +232,12 @@ def test_ready_ids_of_another_tokenizer_are_refused(folder: Path, here: ClusterL
 
 
 @pytest.mark.full
-def test_a_killed_worker_leaves_the_bytes_alone(tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_the_bytes_alone(
+    tmp_path: Path, reference: TokenizerRef, lease: ClusterLease
+) -> None:
     for number in range(12):
         (tmp_path / f"{number:02}.txt").write_text(f"Return axis {number} of it. " * 40_000)
     source = TextFiles(paths=(f"{tmp_path}/*.txt",))
-    reference = TokenizerRef(NAME, None, tokenizer_fingerprint(load_tokenizer(NAME)))
     for job in split_jobs("x", source, tmp_path / "one", reference):
         tokenize_file(job)
     directory = tmp_path / "two"
@@ -239,11 +245,10 @@ def test_a_killed_worker_leaves_the_bytes_alone(tmp_path: Path) -> None:
     def shards_of_other_jobs() -> bool:
         return len(list(directory.glob("*.tokens.npy"))) >= 2
 
-    with ClusterLease(ClusterConfig(cpus=2, workers=0)) as lease:
-        lease.ensure()
-        with WorkerKiller("ray::_call", ready=shards_of_other_jobs) as killer:
-            tokenize_splits({"x": split_jobs("x", source, directory, reference)}, lease)
+    lease.ensure()
+    with WorkerKiller("ray::_call", ready=shards_of_other_jobs) as killer:
+        tokenize_splits({"x": split_jobs("x", source, directory, reference)}, lease)
     assert killer.killed, "a worker was killed"
-    found = {name: sha256_file(path) for name, path in payload_files(directory).items()}
+    found = sums(directory)
     assert found.pop("index.json")
-    assert found == {n: sha256_file(p) for n, p in payload_files(tmp_path / "one").items()}
+    assert found == sums(tmp_path / "one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -61,10 +62,10 @@ class Setting:
         call = confidence_rules_stage(counted=counted, tokenizer=tokenizer, options=options)
         return RuleSet.load(call.build(here(root)).path / "rules")
 
-    def runs(self, segments: int = SEGMENTS) -> Runs:
+    def runs(self) -> Runs:
         """Find the runs token by token; a segment's first token and ``<eos>`` end one."""
         model, found = load_backbone(self.backbone).model, Runs()
-        for row in self.ids[: segments * LENGTH].reshape(-1, LENGTH).tolist():
+        for row in self.ids[: SEGMENTS * LENGTH].reshape(-1, LENGTH).tolist():
             logits = model(input_ids=torch.tensor([row])).logits[0].double()
             sure = [False, *(logits.softmax(-1)[range(LENGTH - 1), row[1:]] > SURE).tolist()]
             run: tuple[int, ...] = ()
@@ -82,21 +83,20 @@ def setting(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Backbone) -> S
     return Setting(tmp_path_factory.mktemp("confidence"), tiny_llama)
 
 
-def test_rules_are_the_runs_that_occur_often_enough(setting: Setting, tmp_path: Path) -> None:
-    rules = setting.rules(tmp_path, setting.count(tmp_path))
-    runs = setting.runs()
-    assert max(map(len, runs)) > 4  # a longer run to discard
-    expected = {run: n for run, n in runs.items() if 2 <= len(run) <= 4 and n >= 2}
-    assert grams_of(rules) == expected
-    assert len(expected) > 3
-    assert rules.options == OPTIONS
-
-
-def test_thresholds_share_what_the_backbone_was_asked(setting: Setting, tmp_path: Path) -> None:
-    counted = setting.count(tmp_path)
+def test_rules_are_the_runs_that_occur_often_enough_of_one_count(
+    setting: Setting, tmp_path: Path
+) -> None:
+    counted, runs = setting.count(tmp_path), setting.runs()
     assert not setting.count(tmp_path, tau=1).executed
-    every, twice = (grams_of(setting.rules(tmp_path, counted, tau=tau)) for tau in (1, 2))
-    assert twice == {run: n for run, n in every.items() if n >= 2} != every
+    assert max(map(len, runs)) > 4  # a longer run to discard
+    sizes = []
+    for tau in (1, 2):
+        rules = setting.rules(tmp_path, counted, tau=tau)
+        expected = {run: n for run, n in runs.items() if 2 <= len(run) <= 4 and n >= tau}
+        assert grams_of(rules) == expected
+        assert rules.options == OPTIONS.model_copy(update={"tau": tau})
+        sizes.append(len(expected))
+    assert sizes[0] > sizes[1] > 3
 
 
 def test_a_run_that_dies_goes_on_with_the_next_piece(
@@ -133,24 +133,17 @@ def cell(tiny_checkpoint: Path) -> Cell:
     )
 
 
-def test_given_rules_are_taken_over_as_they_are(cell: Cell, tmp_path: Path) -> None:
-    given = given_rules_stage(tokenizer=NamedTokenizer(cell.backbone), rules=NamedRules(cell.rules))
-    artifact = given.build(here(tmp_path))
+def test_given_rules_are_taken_over_as_they_are_or_refused(cell: Cell, tmp_path: Path) -> None:
+    given = partial(given_rules_stage, tokenizer=NamedTokenizer(cell.backbone))
+    artifact = given(rules=NamedRules(cell.rules)).build(here(tmp_path))
     assert RuleSet.load(artifact.path / "rules").digest == RuleSet.load(str(cell.rules)).digest
     assert artifact.metrics["rules_2"] == 1.0
-    assert not given.build(here(tmp_path)).executed
-
-
-def test_rules_of_another_tokenizer_are_refused(cell: Cell, tmp_path: Path) -> None:
     RuleSet.from_spans([(1, 2)], tokenizer_fingerprint="f" * 64).save(tmp_path / "strange")
-    strange = NamedRules(str(tmp_path / "strange"))
     with pytest.raises(TokenizerMismatchError):
-        given_rules_stage(tokenizer=NamedTokenizer(cell.backbone), rules=strange).build(
-            here(tmp_path / "root")
-        )
+        given(rules=NamedRules(str(tmp_path / "strange"))).build(here(tmp_path))
 
 
-def test_nothing_is_mined_for_such_a_cell(cell: Cell) -> None:
+def test_nothing_is_mined_for_a_cell_of_given_rules(cell: Cell) -> None:
     recipe = least_recipe(cells=[cell.model_dump(), {"backbone": cell.backbone, "tau": 7}])
     made = [step["stage"] for step in plan(recipe)]
     assert made.count("given-rules") == 1

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +15,16 @@ import pytest
 
 from support.s3 import arrow_address, s3_files, s3_server
 from support.sites import here
+from support.sites import made as stand_in
 from tasks.run.stage import Artifact, key_parts
 from tasks.stages import corpus as corpus_stages
 from tasks.stages.corpus import (
     RECORD,
     CorpusText,
     corpus_stage,
+    cut_at_lines,
     mixture_stage,
+    sources_of_splits,
     split_tokens,
     tokenize_stage,
 )
@@ -28,6 +33,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import SPLITS, FilesCorpus, GeneratedCorpus, MixtureCorpus
 from umim_core.errors import CorpusError
 from umim_core.store.artifacts import read_json
+from umim_core.text.sources import iter_documents
 
 if TYPE_CHECKING:
     from s3fs import S3FileSystem
@@ -155,13 +161,6 @@ def test_a_name_that_the_user_gives_is_no_place(tmp_path: Path, rows: str, name:
     assert key(texts[0]) != key(texts[1])
 
 
-def test_the_model_of_a_generated_corpus_is_a_place(rows: str) -> None:
-    raw = {"questions": [{"kind": "jsonl", "paths": [rows]}], "model": NAME, "revision": "main"}
-    plain: Any = without_places(GeneratedCorpus.model_validate(raw))
-    assert not {"model", "revision"} & plain.keys()
-    assert "paths" not in plain["questions"][0]
-
-
 @pytest.mark.parametrize(
     ("kind", "place", "name"),
     [
@@ -188,9 +187,12 @@ def test_a_corpus_that_is_moved_stays_the_same(
     assert one == other
 
 
-def test_a_commit_says_nothing_without_its_repository() -> None:
-    """Nobody asks a hub whether it belongs there."""
-    pinned = {"kind": "dataset", "revision": "0" * 40}
+def test_the_model_of_a_generated_corpus_is_a_place_and_a_repository_none(rows: str) -> None:
+    raw = {"questions": [{"kind": "jsonl", "paths": [rows]}], "model": NAME, "revision": "main"}
+    plain: Any = without_places(GeneratedCorpus.model_validate(raw))
+    assert not {"model", "revision"} & plain.keys()
+    assert "paths" not in plain["questions"][0]
+    pinned = {"kind": "dataset", "revision": "0" * 40}  # nobody asks whether it belongs there
     assert key(files(pinned | {"name": "owner/a"})) != key(files(pinned | {"name": "other/b"}))
 
 
@@ -216,3 +218,80 @@ def test_the_record_of_a_mixture_loses_no_file_and_tells_no_folder(tmp_path: Pat
     assert len({*train.values()}) == 3
     assert [*record["rows"]["files"]["train"]] == ["set train"]
     assert str(tmp_path) not in (made.path / RECORD).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def mixed_parts(tmp_path: Path) -> MixtureCorpus:
+    """A book of many lines, short notes in two packed files, and docstrings."""
+    for split in SPLITS:
+        book = "".join(f"{split} chapter {i}\n" for i in range(300))
+        (tmp_path / f"book-{split}.txt").write_text(book, encoding="utf-8")
+        for number in range(2):
+            with gzip.open(tmp_path / f"{number}-{split}.jsonl.gz", "wt", encoding="utf-8") as file:
+                file.writelines(
+                    json.dumps({"text": f"{split} note {number} {i}\f."}) + "\n" for i in range(40)
+                )
+
+    def of(kind: str, pattern: str) -> dict[str, object]:
+        found = {s: {"kind": kind, "paths": [str(tmp_path / pattern.format(s))]} for s in SPLITS}
+        return {"kind": "files", "licence": f"{kind} licence", **found}
+
+    raw = {
+        "book": of("text", "book-{}.txt"),
+        "notes": of("jsonl", "*-{}.jsonl.gz"),
+        "docs": {"kind": "docstrings"},
+    }
+    return MixtureCorpus.model_validate({"parts": raw, "max_characters": 200})
+
+
+@pytest.fixture
+def docstrings(tmp_path: Path) -> Artifact:
+    def write(out: Path) -> None:
+        for split in SPLITS:
+            lines = [json.dumps({"text": f"Return the {split} array {i}.\0"}) for i in range(30)]
+            (out / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+    return stand_in(tmp_path, "corpus", write)
+
+
+def test_every_split_holds_all_parts_and_a_part_its_own_test_documents(
+    mixed_parts: MixtureCorpus, docstrings: Artifact, tmp_path: Path
+) -> None:
+    text = CorpusText(mixed_parts)
+    mixed = mixture_stage(text=text, docstrings=docstrings).build(here(tmp_path))
+    for split in SPLITS:
+        lines = (mixed.path / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        found = Counter(row["part"] for row in rows)
+        assert (found["notes"], found["docs"]) == (80, 30)
+        book = [row["text"] for row in rows if row["part"] == "book"]
+        assert max(map(len, book)) <= 200
+        assert Counter("".join(book).splitlines()) == Counter(
+            f"{split} chapter {i}" for i in range(300)
+        )
+        first = {json.loads(line)["part"] for line in lines[: len(lines) // 4]}
+        assert first == {"book", "notes", "docs"}
+    (book,) = iter_documents(sources_of_splits(mixed, text)["part_book"])
+    assert book == (tmp_path / "book-test.txt").read_text(encoding="utf-8")
+    notes = iter_documents(sources_of_splits(mixed, text)["part_notes"])
+    assert list(notes)[41] == "test note 1 1\f."
+    other = CorpusText(mixed_parts.model_copy(update={"seed": 1}))
+    again = mixture_stage(text=other, docstrings=docstrings).build(here(tmp_path))
+    assert (again.path / "train.jsonl").read_bytes() != (mixed.path / "train.jsonl").read_bytes()
+    assert again.metrics == mixed.metrics
+    assert {path.suffix for path in again.path.iterdir()} == {".jsonl", ".json"}
+
+
+@pytest.mark.parametrize(
+    ("document", "limit", "pieces"),
+    [
+        ("one\ntwo three", 9, ["one\n", "two three"]),
+        ("one two three", 7, ["one", " two", " three"]),
+        ("0123456789abc", 9, ["012345678", "9abc"]),
+        ("a\n\nb", 9, ["a\n\nb"]),
+    ],
+)
+def test_a_document_is_cut_at_a_line_end_a_space_or_where_it_must(
+    document: str, limit: int, pieces: list[str]
+) -> None:
+    assert list(cut_at_lines(document, limit)) == pieces

@@ -1,7 +1,7 @@
 """Stages ``count`` and ``filter``: equal to counting one by one, resumed, refused.
 
 They count in this process; that a cluster counts the same is in ``data/test_counting.py``,
-``data/test_mining_cluster.py`` and, quickly, in ``flows/test_full_pipeline.py``.
+``data/test_mining_faults.py`` and, quickly, in ``flows/test_full_pipeline.py``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
-from support.ngram_oracle import Grams, by_gram, grams_of
+from support.ngram_oracle import as_dict, grams_of
 from support.tiny_mining import LENGTH, OPTIONS, TAU, NoCluster, TinyCorpus
 from support.tiny_pipeline import counting_in_process
 from tasks.data.counting import Counted
@@ -26,7 +27,6 @@ from umim_core.mining.mine import mine_rules
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import directory_digest
-from umim_core.text.sources import TokenIds
 
 NOWHERE = NoCluster()
 
@@ -63,56 +63,44 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return orders
 
 
-def stored(counted: Artifact, name: str = "support") -> Grams:
-    """Return what a count stage stored, by n-gram."""
-    keys, values = (
-        {n: np.load(counted.path / f"{of}_{n}.npy") for n in ORDERS} for of in ("keys", name)
-    )
-    return by_gram(NgramCounts(keys, keys, TAU), values)
-
-
 def test_the_stage_counts_every_ngram_that_reaches_tau(
     corpus: TinyCorpus, counted: Artifact
 ) -> None:
     want = corpus.grams()
     sizes = [len([gram for gram in want if len(gram) == n]) for n in ORDERS]
     assert min(sizes) > 50
-    assert stored(counted) == want
+    keys, support = (
+        {n: np.load(counted.path / f"{of}_{n}.npy") for n in ORDERS} for of in ("keys", "support")
+    )
+    assert as_dict(NgramCounts(keys, support, TAU)) == want
     assert [counted.metrics[f"ngrams_{n}"] for n in ORDERS] == sizes
     assert counted.metrics["tokens"] == len(corpus.ids) // LENGTH * LENGTH
     assert not (counted.path / "state").exists()
 
 
-def test_a_rule_occurs_in_enough_documents(corpus: TinyCorpus, tmp_path: Path) -> None:
-    counted = corpus.count(tmp_path, NOWHERE, min_documents=4)
-    support, documents = corpus.grams(), corpus.documents()
-    assert stored(counted, "documents") == {gram: documents[gram] for gram in support}
-    made = corpus.filter(tmp_path, counted, min_documents=4, overlap="none", containment="keep")
-    want = {gram: found for gram, found in support.items() if documents[gram] >= 4}
-    assert grams_of(RuleSet.load(made.path / "rules")) == want
-    assert 0 < len(want) < len(support)
-
-
-def test_the_command_and_the_stages_give_the_same_rule_set(
-    corpus: TinyCorpus, counted: Artifact, tmp_path: Path
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"min_documents": 4, "overlap": "none", "containment": "keep"},
+        {"protect": ("^w3$",)},
+        {"longest": 6, "rule_budget": 100},
+    ],
+    ids=str,
+)
+def test_the_stages_give_the_rule_set_of_the_command(
+    corpus: TinyCorpus, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    np.save(tmp_path / "ids.npy", corpus.ids.astype(np.uint16))
-    source = TokenIds(path=str(tmp_path / "ids.npy"))
-    mine_rules(source, tmp_path / "out", tokenizer=corpus.backbone, options=OPTIONS)
-    made = corpus.filter(tmp_path, counted).path / "rules"
+    options = OPTIONS.model_copy(update=changes)
+    mine_rules(corpus.texts, tmp_path / "out", tokenizer=corpus.backbone, options=options)
+    counted = corpus.count(tmp_path, NOWHERE, **changes)
+    made = corpus.filter(tmp_path, counted, **changes).path / "rules"
     assert directory_digest(made) == directory_digest(tmp_path / "out")
+    rules = RuleSet.load(made)
     whole = corpus.ids[: len(corpus.ids) // LENGTH * LENGTH].astype("<i4")
-    assert RuleSet.load(made).origin.corpus_digest == hashlib.sha256(whole.tobytes()).hexdigest()
-
-
-def test_protected_tokens_are_in_no_ngram_and_rules_record_their_patterns(
-    corpus: TinyCorpus, tmp_path: Path
-) -> None:
-    protect = {"protect": ("^w3$",)}
-    counted = corpus.count(tmp_path, NOWHERE, **protect)
-    assert stored(counted) == corpus.grams(3) != corpus.grams()
-    made = corpus.filter(tmp_path, counted, **protect)
-    assert RuleSet.load(made.path / "rules").options.protect == ("^w3$",)
+    assert rules.origin.corpus_digest == hashlib.sha256(whole.tobytes()).hexdigest()
+    assert len(rules) > 50 and rules.options.protect == options.protect
+    assert ("protect" in changes) == all(3 not in gram for gram in grams_of(rules))
 
 
 def test_memory_beyond_the_limit_is_refused_before_anything_is_counted(

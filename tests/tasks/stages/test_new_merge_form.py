@@ -18,7 +18,7 @@ from tasks.stages.train import ModuleTraining, distill_stage
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.evaluate import EvaluateConfig
-from umim_core.config.form import MERGE_FORMS
+from umim_core.config.form import MERGE_FORMS, ModuleForm
 from umim_core.config.recipe import Cell, DistillConfig
 from umim_core.merging import forms
 from umim_core.rules.ruleset import RuleSet
@@ -69,7 +69,8 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
     sizes = {"train": 8, "valid": 2, "test": 4}
     tokens = tokenized(tmp_path, {s: np.arange(n * LENGTH) % 7 + 1 for s, n in sizes.items()})
     filtered = made(tmp_path, "rules", lambda out: mined.save(out / "rules"))
-    cell = Cell(backbone=str(tmp_path / "backbone"), kind="normed-mean")
+    form = {"kind": "normed-mean", "unit_positions": "preserved"}
+    cell = Cell(backbone=str(tmp_path / "backbone"), **form)
     config = DistillConfig(max_steps=4, batch_size=4, bf16=False)
     train, valid = tokens.part("train"), tokens.part("valid")
     training = ModuleTraining(NamedBackbone(cell.backbone), cell.alone(), config, LENGTH, seed=0)
@@ -82,7 +83,9 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
         config=EvaluateConfig(alignment_rows=4, perplexity_rows=4, batch_size=2),
         segment_length=LENGTH,
     ).build(here(tmp_path))
-    assert type(Checkpoint.load(distilled.path / "checkpoint").module).__name__ == "NormedMean"
+    made_of = Checkpoint.load(distilled.path / "checkpoint")
+    assert type(made_of.module).__name__ == "NormedMean"
+    assert made_of.config.form() == cell.form() == ModuleForm().form() | form
     result = Result(cell, tokens, filtered)
     result.settings["WT"], result.evaluations["WT"] = distilled, evaluated
     [row] = comparison_rows([result], seed=17)

@@ -11,7 +11,7 @@ import json
 import pkgutil
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,27 +81,23 @@ def calls(
     text = {"kind": "text", "paths": [str(data / "text.txt")]}
     split = dict.fromkeys(("train", "valid", "test"), text)
     own = {"kind": "files", **split}
-    corpora: list[dict[str, Any]] = [
-        {"kind": "mixture", "parts": {"a": own, "b": {"kind": "docstrings"}}},
-        {"kind": "files", **split, "out_of_domain": {"other": text}},
-        {"kind": "generated", "questions": [text], "model": MODEL},
-    ]  # fmt: skip
     cells = [
         {"backbone": MODEL, "adapt": True, "tau": 5},
         {"backbone": MODEL, "source": "confidence"},
         {"backbone": MODEL, "rules": str(folder / "rules")},
     ]
     adapt = {"sft": TRAIN, "dpo": TRAIN}
-    usual = {"name": "all", "distill": TRAIN, "mining": {"protect": ["digits"]}}
+    usual = {"name": "all", "distill": TRAIN, "mining": {"protect": ["digits"]}, "cells": cells[1:]}
+    mixture = {"kind": "mixture", "parts": {"a": own, "b": {"kind": "docstrings"}}}
+    whole = {"adapt": adapt, "benchmark": {}, "tasks": [DEFAULT_TASK], "shipped": [MODEL]}
     recipes: list[RunRecipe] = [
-        Recipe.model_validate(
-            usual | {"corpus": corpus, "cells": cells, "adapt": adapt, "benchmark": {},
-                     "tasks": [DEFAULT_TASK], "shipped": [MODEL]}
+        Recipe.model_validate(usual | more)
+        for more in (
+            {"corpus": mixture, "cells": cells, **whole},
+            {"corpus": {"kind": "files", **split, "out_of_domain": {"other": text}}},
+            {"corpus": {"kind": "generated", "questions": [text], "model": MODEL}},
         )
-        if corpus["kind"] == "mixture"
-        else Recipe.model_validate(usual | {"corpus": corpus, "cells": cells[1:]})
-        for corpus in corpora
-    ]  # fmt: skip
+    ]
     settings = [
         {"name": "base", "merge": "none"},
         {"name": "own", "merge": "prompt", "protect": ["digits"], "mine_tau": 5},
@@ -236,24 +232,17 @@ def test_everything_a_stage_is_given_counts_but_what_is_free(
     assert kept == set(free), "nothing of this name is given"
 
 
-@dataclass(frozen=True)
-class Place:
-    """A backbone, a text, a checkpoint and rules on disk, to be changed."""
-
-    folder: Path
-
-    def of(self, kind: str) -> object:
-        """Return what stands in keys for the things of that kind, as they are now."""
-        place = str(self.folder)
-        found: dict[str, Callable[[], Identified]] = {
-            "tokenizer": lambda: NamedTokenizer(place),
-            "backbone": lambda: NamedBackbone(place),
-            "checkpoint": lambda: NamedCheckpoint(self.folder / "checkpoint"),
-            "base": lambda: NamedCheckpoint(self.folder / "checkpoint", base=True),
-            "rules": lambda: NamedRules(f"{place}/rules"),
-            "files": lambda: ReadFiles({"train": source_of((f"{place}/text.txt",))}),
-        }
-        return found[kind]().identity()
+def identities(place: Path) -> dict[str, object]:
+    """What stands in keys for the things of each kind in a folder, as they are now."""
+    found: dict[str, Identified] = {
+        "tokenizer": NamedTokenizer(str(place)),
+        "backbone": NamedBackbone(str(place)),
+        "checkpoint": NamedCheckpoint(place / "checkpoint"),
+        "base": NamedCheckpoint(place / "checkpoint", base=True),
+        "rules": NamedRules(str(place / "rules")),
+        "files": ReadFiles({"train": source_of((str(place / "text.txt"),))}),
+    }
+    return {kind: named.identity() for kind, named in found.items()}
 
 
 @pytest.fixture
@@ -262,13 +251,14 @@ def place(
     tiny_checkpoint: Path,
     tiny_model: Callable[[str, int], PreTrainedModel],
     word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-) -> Place:
+) -> Path:
+    """A backbone, a text, a checkpoint and rules on disk, to be changed."""
     tiny_model("llama", 0).save_pretrained(tmp_path)
     word_tokenizer(["<eos>", *(f"w{i}" for i in range(1, 31)), "<end>"]).save_pretrained(tmp_path)
     shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     RuleSet.from_spans([(1, 2)]).save(tmp_path / "rules")
     (tmp_path / "text.txt").write_text("w1 w2", encoding="utf-8")
-    return Place(tmp_path)
+    return tmp_path
 
 
 def retold(path: Path, change: Callable[[Any], object]) -> None:
@@ -316,12 +306,12 @@ CHANGES: dict[str, tuple[Callable[[Path], object], set[str]]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_name_stands_in_keys_for_what_it_means_now(place: Place, what: str) -> None:
-    kinds = ("tokenizer", "backbone", "checkpoint", "base", "rules", "files")
-    before = {kind: place.of(kind) for kind in kinds}
+def test_a_name_stands_in_keys_for_what_it_means_now(place: Path, what: str) -> None:
+    before = identities(place)
     change, changes = CHANGES[what]
-    change(place.folder)
-    assert {kind for kind in kinds if place.of(kind) != before[kind]} == changes
+    change(place)
+    now = identities(place)
+    assert {kind for kind in before if now[kind] != before[kind]} == changes
 
 
 @stage(version=1, free={"limit": "a cost"})

@@ -1,6 +1,6 @@
-"""Training processes killed for real: what is left resumes, and nobody waits for the dead.
+"""Training processes killed for real, or blind: what is left resumes, and nobody waits in vain.
 
-reliability.md 18 and 20; in one process ``test_train_state.py`` does the same in seconds.
+reliability.md 18 to 20; in one process ``test_train_state.py`` does the same in seconds.
 
 States are compared file by file, so weights, best weights, optimiser, random state, data position
 and curve are all in the comparison.
@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ import pytest
 
 from support.tiny_training import CONFIG, Kill, Run, train_rank
 from support.training_processes import exit_codes, run_ranks, start_ranks
+from tasks.training.strategies import make_strategy
+from umim_core.training.train_state import Progress, resume, save
 
 pytestmark = pytest.mark.full
 STEPS = 36
@@ -51,45 +54,33 @@ def undisturbed(factory: pytest.TempPathFactory, world: int, **settings: Any) ->
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The undisturbed run of one process."""
-    return undisturbed(tmp_path_factory, 1)
-
-
-@pytest.fixture(scope="module")
-def preference_alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The undisturbed preference training of one process."""
-    return undisturbed(tmp_path_factory, 1, preference=True)
-
-
-def check_kill_of_one_process(alone: Run, folder: Path, kill: Kill) -> None:
-    run = replace(alone, folder=folder / "state")
-    codes = exit_codes(start_ranks(folder, 1, train_rank, replace(run, kills=(kill,))))
-    assert codes == [-kill.signal], "the kill did not happen"
-    assert states(run)[-1] < STEPS, "it happened after the end"
-    left = states(run)[-1]
-    run_ranks(folder, 1, train_rank, run)
-    assert resumed_at(folder / "rank-0.log") == [left]
-    assert run.final() == alone.final()
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Run]:
+    """The undisturbed runs of one process, by whether they train preference."""
+    return {kind: undisturbed(tmp_path_factory, 1, preference=kind) for kind in PREFERENCE}
 
 
 @pytest.mark.parametrize(
-    ("seed", "kind"),
-    [*((seed, signal.SIGKILL) for seed in range(6)), (11, signal.SIGTERM), (12, signal.SIGTERM)],
+    ("seed", "kind", "preference"),
+    [
+        *((seed, signal.SIGKILL, False) for seed in range(6)),
+        *((seed, signal.SIGTERM, False) for seed in (11, 12)),
+        *((seed, signal.SIGKILL, True) for seed in (31, 32)),
+    ],
 )
 def test_a_process_killed_at_a_random_step_resumes_bit_for_bit(
-    alone: Run, tmp_path: Path, seed: int, kind: signal.Signals
+    alone: dict[bool, Run], tmp_path: Path, seed: int, kind: signal.Signals, preference: bool
 ) -> None:
-    check_kill_of_one_process(alone, tmp_path, random_kill(seed, 1, kind))
-
-
-@pytest.mark.parametrize("seed", [31, 32])
-def test_a_preference_training_resumes_with_the_reference_of_its_start(
-    preference_alone: Run, tmp_path: Path, seed: int
-) -> None:
-    check_kill_of_one_process(preference_alone, tmp_path, random_kill(seed, 1))
+    run = replace(alone[preference], folder=tmp_path / "state")
+    kills = (random_kill(seed, 1, kind),)
+    codes = exit_codes(start_ranks(tmp_path, 1, train_rank, replace(run, kills=kills)))
+    assert codes == [-kind], "the kill did not happen"
+    assert states(run)[-1] < STEPS, "it happened after the end"
+    left = states(run)[-1]
+    run_ranks(tmp_path, 1, train_rank, run)
+    assert resumed_at(tmp_path / "rank-0.log") == [left]
+    assert run.final() == alone[preference].final()
     log = (tmp_path / "rank-0.log").read_text("utf-8")
-    assert log.count("questions of the start") == 1  # before the kill
+    assert log.count("questions of the start") == preference  # before the kill
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +119,51 @@ def test_a_killed_rank_ends_the_other_and_both_resume_bit_for_bit(
     run_ranks(tmp_path, 2, train_rank, run)
     assert resumed_at(tmp_path / "rank-0.log") == resumed_at(tmp_path / "rank-1.log") == [left]
     assert run.final() == expected.final()
+
+
+# A network file system shows one node an older listing than another, or nothing at all.
+
+
+class StaleListing(PosixPath):
+    """A directory whose newest state is not listed yet."""
+
+    def glob(self, pattern: str) -> Iterator[Path]:
+        found = sorted(super().glob(pattern))
+        return iter(found[:-1] if pattern == "step-*" else found)
+
+
+class Unreadable(PosixPath):
+    """A directory whose states cannot be read; everything else can."""
+
+    def __fspath__(self) -> str:
+        if self.parent.name.startswith("step-") and self.name == "manifest.json":
+            raise PermissionError(13, "Permission denied", str(self))
+        return super().__fspath__()
+
+
+def resume_seeing(rank: int, run: Run, folder: Path) -> None:
+    """Save two states, resume and write down from which step; rank 1 sees that folder."""
+    objective = run.objective()
+    strategy = make_strategy(run.strategy, objective, run.config)
+    for step in (3, 6):
+        save(objective, strategy, run.folder, Progress(step=step), {})
+    progress, _ = resume(objective, strategy, folder if rank == 1 else run.folder)
+    (run.folder / f"rank-{rank}-resumes").write_text(str(progress.step))
+
+
+def test_a_rank_that_does_not_see_the_newest_state_resumes_it(tmp_path: Path) -> None:
+    run = Run(tmp_path / "state")
+    run_ranks(tmp_path, 2, resume_seeing, run, StaleListing(run.folder))
+    assert [(run.folder / f"rank-{rank}-resumes").read_text() for rank in (0, 1)] == ["6", "6"]
+
+
+def test_a_state_that_one_rank_cannot_read_ends_both(tmp_path: Path) -> None:
+    run = Run(tmp_path / "state")
+    ranks = start_ranks(tmp_path, 2, resume_seeing, run, Unreadable(run.folder))
+    # A collective that nobody joins waits for half an hour.
+    assert exit_codes(ranks, NEVER_ALONE) == [1, 1]
+    rule = "ArtifactError: every rank must be able to read the resume state step-00000006"
+    first, second = ((tmp_path / f"rank-{rank}.log").read_text("utf-8") for rank in (0, 1))
+    assert f"{rule}; got ranks [1] that cannot. " in first
+    assert f"{rule}; got ranks [1] that cannot (" in second
+    assert states(run) == [3, 6]

@@ -1,4 +1,4 @@
-"""Training jobs as they are launched: killed processes, Ray workers, typed errors.
+"""Training jobs as they are launched: killed processes, Ray workers.
 
 One tiny stage ``distill`` is built several ways; what is compared is the artifact's digest.
 """
@@ -28,9 +28,8 @@ from tasks.stages.named import NamedBackbone
 from tasks.stages.train import ModuleTraining, distill_stage
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.corpus import DocstringCorpus
-from umim_core.config.form import ModuleForm
-from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, Recipe
+from umim_core.config.form import PAPER_FORM
+from umim_core.config.recipe import ClusterConfig, DistillConfig
 from umim_core.errors import ClusterError
 from umim_core.rules.ruleset import RuleSet
 from umim_core.training.train_job import read_curve
@@ -40,17 +39,15 @@ LENGTH, STEPS = 16, 40
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of the stage by name, and the recipe."""
+    """What the stage is given."""
 
-    made: dict[str, Artifact]
-    recipe: Recipe
+    training: ModuleTraining
+    rules: Artifact
+    tokens: Artifact
 
     def build(self, root: Path, lease: ClusterLease) -> Artifact:
-        cell, recipe = self.recipe.cells[0], self.recipe
-        backbone = NamedBackbone(cell.backbone)
-        training = ModuleTraining(backbone, cell.alone(), recipe.distill, LENGTH, recipe.seed)
-        train, valid = (self.made["tokens"].part(split) for split in ("train", "valid"))
-        call = distill_stage(training=training, rules=self.made["rules"], train=train, valid=valid)
+        train, valid = (self.tokens.part(split) for split in ("train", "valid"))
+        call = distill_stage(training=self.training, rules=self.rules, train=train, valid=valid)
         return call.build(Site(root, lease))
 
 
@@ -61,33 +58,25 @@ def inputs(
     tiny_tokenizer: PreTrainedTokenizerBase,
 ) -> Inputs:
     folder = tmp_path_factory.mktemp("inputs")
-    save_with_tokenizer(folder, tiny_llama, tiny_tokenizer)
-    rules = RuleSet.from_spans(
-        [(1, 2), (3, 4, 5), (6, 7)], tokenizer_fingerprint=tiny_llama.tokenizer_fingerprint
-    )
-
+    backbone = save_with_tokenizer(folder, tiny_llama, tiny_tokenizer)
+    spans = [(1, 2), (3, 4, 5), (6, 7)]
+    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=tiny_llama.tokenizer_fingerprint)
     rng, rows = np.random.default_rng(0), {"train": 14, "valid": 4}
     ids = {split: rng.integers(1, 8, n * LENGTH) for split, n in rows.items()}
-    inputs = {
-        "rules": made(folder, "rules", lambda out: rules.save(out / "rules")),
-        "tokens": tokenized(folder, ids),
-    }
-    recipe = Recipe(
-        name="tiny",
-        corpus=DocstringCorpus(),
-        segment_length=LENGTH,
-        cells=(Cell(backbone=str(folder / "backbone")),),
-        distill=DistillConfig(
-            max_steps=STEPS,
-            batch_size=4,
-            learning_rate=3e-3,  # low enough that the last validation is the best
-            checkpoint_every=1,
-            validate_every=10,
-            patience=100,
-            bf16=False,
-        ),
+    config = DistillConfig(
+        max_steps=STEPS,
+        batch_size=4,
+        learning_rate=3e-3,  # low enough that the last validation is the best
+        checkpoint_every=1,
+        validate_every=10,
+        patience=100,
+        bf16=False,
     )
-    return Inputs(inputs, recipe)
+    return Inputs(
+        ModuleTraining(NamedBackbone(str(backbone)), PAPER_FORM, config, LENGTH, seed=0),
+        made(folder, "rules", lambda out: rules.save(out / "rules")),
+        tokenized(folder, ids),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -106,26 +95,12 @@ def test_the_artifact_holds_checkpoint_curve_and_summary(in_process: Artifact) -
     files = {path.name for path in in_process.path.iterdir()}
     assert files == {"checkpoint", "curve.jsonl", "summary.json", "manifest.json"}
     assert in_process.metrics["steps"] == STEPS
-    steps = [row["step"] for row in read_curve(in_process.path) if "train_kl" in row]
-    assert steps == list(range(1, STEPS + 1))
+    curve = read_curve(in_process.path)
+    assert [row["step"] for row in curve if "train_kl" in row] == list(range(1, STEPS + 1))
+    losses = [row["valid_kl"] for row in curve if "valid_kl" in row]
+    assert losses[-1] < losses[0]
     checkpoint = Checkpoint.load(in_process.path / "checkpoint")
     assert checkpoint.config.training["best_step"] == in_process.metrics["best_step"]
-
-
-def test_a_cell_of_another_form_trains_and_its_checkpoint_says_so(
-    inputs: Inputs, tmp_path: Path
-) -> None:
-    form = {"depth": 3, "module_positions": "learned", "unit_positions": "preserved"}
-    cell = Cell(backbone=inputs.recipe.cells[0].backbone, **form)
-    short = inputs.recipe.distill.model_copy(update={"max_steps": 10})
-    recipe = inputs.recipe.model_copy(update={"cells": (cell,), "distill": short})
-    with ClusterLease(ClusterConfig(workers=0)) as lease:
-        artifact = Inputs(inputs.made, recipe).build(tmp_path, lease)
-    config = Checkpoint.load(artifact.path / "checkpoint").config
-    assert config.form() == cell.form() == ModuleForm().form() | form
-    assert form.items() <= artifact.manifest()["config"]["training"]["form"].items()
-    losses = [row["valid_kl"] for row in read_curve(artifact.path) if "valid_kl" in row]
-    assert losses[-1] < losses[0]
 
 
 @pytest.fixture(scope="module")
