@@ -97,7 +97,8 @@ def run_everything(run: PipelineRun) -> list[Result]:
     _keep(measured[len(adapted) :])
     evaluate(run, sources, cells)
     benchmark(run, [*cells, *shipped])
-    leading, others = ([of for of in shipped if of.leads is leads] for leads in (True, False))
+    leading = [each for each in shipped if each.leads]
+    others = [each for each in shipped if not each.leads]
     return [*leading, *cells, *others]
 
 

@@ -274,5 +274,7 @@ def require_loopback(sockets: Iterable[tuple[str, str, int]]) -> None:
 
 def loopback_interface() -> str:
     """Return the name of the interface that holds 127.0.0.1 ("lo" on Linux, "lo0" on macOS)."""
-    interfaces = psutil.net_if_addrs().items()
-    return next(name for name, held in interfaces if "127.0.0.1" in [of.address for of in held])
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.address == "127.0.0.1" for a in addresses):
+            return name
+    raise ClusterError("the machine must have a loopback interface with address 127.0.0.1")

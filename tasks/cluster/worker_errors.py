@@ -63,7 +63,8 @@ def cluster_error(rule: str, error: BaseException, again: str) -> UmimError:
 
     cause = first_cause(error)
     if isinstance(cause, UmimError):
-        return from_data(as_data(cause))  # Ray adds its own advice to the message
+        value = {} if cause.value is None else {"value": cause.value}
+        return type(cause)(cause.rule, remedy=cause.remedy, **value)  # without Ray's own advice
     text = f"{type(cause).__name__}: {cause}".strip()
     lost = isinstance(cause, RayError) and not isinstance(cause, RayTaskError)
     lost |= type(cause).__module__.startswith("ray.train")

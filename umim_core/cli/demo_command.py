@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -143,9 +143,15 @@ def _compare(umim: UMIM, pairs: int, say: Callable[[str], None]) -> dict[str, ob
     prompts: PromptInput = [f"{request}\n" for request in behind]
     if chat:
         prompts = [[{"role": "user", "content": reading.text + request}] for request in behind]
-    options: Any = {"max_new_tokens": reading.new_tokens, "do_sample": False}
     base, ours = (
-        umim.generate(prompts, tools=reading.tools, past=prefix, merge=how, **options)
+        umim.generate(
+            prompts,
+            tools=reading.tools,
+            past=prefix,
+            merge=how,
+            max_new_tokens=reading.new_tokens,
+            do_sample=False,
+        )
         for prefix, how in zip(prefixes, ways, strict=True)
     )
     tokens, units = len(prefixes[0].raw_ids[0]), prefixes[1].cache_length

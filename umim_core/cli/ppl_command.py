@@ -59,8 +59,13 @@ def ppl(
     not read. Whole windows are merged by all rules; with --prompt only their first halves, as in
     generate.
     """
-    fits, remedy = raw_tail is None or prompt, "Add --prompt, or leave it out."
-    require(fits, ConfigError, "--raw-tail is of prompts", raw_tail, remedy)
+    require(
+        raw_tail is None or prompt,
+        ConfigError,
+        "--raw-tail is of prompts",
+        raw_tail,
+        "Add --prompt, or leave it out.",
+    )
     from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
     from umim_core.evaluation.scoring import Scorer
     from umim_core.evaluation.windows import document_windows, scored_bytes, second_halves
@@ -77,8 +82,8 @@ def ppl(
     most = segment_length // 2 - len(lead)
     rule = f"--context must be at most {most} with --prompt: only the second half of "
     rule += f"{segment_length} tokens is scored"
-    fits, remedy = not prompt or context <= most, "Lower it, or use longer windows."
-    require(fits, ConfigError, rule, context, remedy)
+    remedy = "Lower it, or use longer windows."
+    require(not prompt or context <= most, ConfigError, rule, context, remedy)
     pieces = iter_token_pieces(source, tokenizer)
     windows = list(islice(document_windows(pieces, segment_length, context, lead), max_segments))
     rule = "perplexity needs at least two tokens of a document"

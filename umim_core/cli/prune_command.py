@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -178,7 +178,7 @@ def prune(
     saved = table.saved_tokens
     before, after_decoding = (by.token_reduction(*text) for by in (umim.matcher, Matcher(decoding)))
     # Prices are estimated nats per occurrence of a rule, over the tokens that one saves.
-    found = {
+    found: dict[str, Any] = {
         "checkpoint": str(place / "checkpoint"),
         "damage": str(damage or place / "damage"),
         "name": target.record(place / "checkpoint"),
@@ -199,34 +199,32 @@ def prune(
         "decode_token_reduction": after_decoding,
     }
     lines = [
-        "{rules_before:,} rules, {rules_met:,} of them met in {measured_tokens:,} tokens",
-        "{rules:,} rules stay: token reduction {token_reduction_before:.2%} -> "
-        "{token_reduction:.2%} on {heldout_tokens:,} held-out tokens",
-        "the dearest rule that stays costs an estimated {max_damage:.3g} nats per occurrence, "
+        f"{len(table.rules):,} rules, {found['rules_met']:,} of them met in "
+        f"{table.origin.tokens:,} tokens",
+        f"{len(cut.rules):,} rules stay: token reduction {before:.2%} -> "
+        f"{cut.token_reduction:.2%} on {heldout_rows.size:,} held-out tokens",
+        f"the dearest rule that stays costs an estimated {cut.dearest:.3g} nats per occurrence, "
         "over the tokens that one saves",
     ]
     if len(cut.rules) < len(table.rules):
         lines.append(
-            "the others held {damage_dropped:.1%} of the measured divergence and "
-            "{savings_dropped:.1%} of the saved tokens"
+            f"the others held {found['damage_dropped']:.1%} of the measured divergence and "
+            f"{found['savings_dropped']:.1%} of the saved tokens"
         )
     if bound is not None:
         lines.append(
-            "generated tokens merge by {decode_rules:,} rules of at most {decode_max_damage} "
-            "nats per saved token: token reduction {decode_token_reduction:.2%} of the held-out "
-            "text"
+            f"generated tokens merge by {len(decoding):,} rules of at most {bound} nats per saved "
+            f"token: token reduction {after_decoding:.2%} of the held-out text"
         )
     if decode_tr is not None and after_decoding > _NOTABLE * decode_tr:
         lines.append(
-            "({decode_target:.2%} were asked for: many rules have the price of the dearest one, "
-            "as rules that were not met do, and a bound takes all of them)"
+            f"({decode_tr:.2%} were asked for: many rules have the price of the dearest one, as "
+            "rules that were not met do, and a bound takes all of them)"
         )
-    lines += [
-        "checkpoint:   {checkpoint}",
-        "damage table: {damage}   (--damage: other targets without a new pass)",
-        *["name:         {name}   (umim path lists all)"] * (found["name"] is not None),
-    ]
-    lines = [line.format(**found) for line in lines]
+    lines.append(f"checkpoint:   {found['checkpoint']}")
+    lines.append(f"damage table: {found['damage']}   (--damage: other targets without a new pass)")
+    if found["name"] is not None:
+        lines.append(f"name:         {found['name']}   (umim path lists all)")
     if patterns and target_tr is not None:
         lines.append(f"no rule holds: {', '.join(cut.rules.options.protect)}")
     lines += ["", "Next, generate, or train a module for the rules that stay:"]

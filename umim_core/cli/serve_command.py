@@ -191,7 +191,12 @@ def limits_of(
     except ImportError as error:
         rule = "umim serve needs starlette, uvicorn, httpx and prometheus-client"
         raise MissingExtraError(rule, str(error), "Install umim[serve].") from error
-    return Limits(request_bytes, answer_seconds, new_tokens, report_cached)
+    return Limits(
+        request_bytes=request_bytes,
+        answer_seconds=answer_seconds,
+        new_tokens=new_tokens,
+        report_cached=report_cached,
+    )
 
 
 def run_app(app: Starlette, host: str, port: int) -> None:

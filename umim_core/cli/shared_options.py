@@ -269,8 +269,10 @@ def load_umim(
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.model.umim import UMIM
 
-    options: Any = {"dtype": dtype, "device": device, "budget": budget, "target_tr": target_tr}
-    return UMIM.from_pretrained(checkpoint or default_checkpoint(), **options)
+    name = checkpoint or default_checkpoint()
+    return UMIM.from_pretrained(
+        name, dtype=dtype, device=device, budget=budget, target_tr=target_tr
+    )
 
 
 def emit_checkpoint(

@@ -286,7 +286,12 @@ def evaluate_alignment(
     require(bool(np.isfinite(state_sums).all()), NumericalError, rule, state_means, remedy)
     reduction = (raw - units) / raw
     return AlignmentResult(
-        row_sums, row_counts, state_means, state_rows, reduction, spans / len(rows)
+        row_sums=row_sums,
+        row_counts=row_counts,
+        state_means=state_means,
+        state_rows=state_rows,
+        token_reduction=reduction,
+        spans_per_row=spans / len(rows),
     )
 
 

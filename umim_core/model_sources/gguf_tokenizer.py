@@ -152,9 +152,15 @@ def _ends(
     eos = ids["eos"] if file.flag("tokenizer.ggml.add_eos_token", False) else None
     if bos is None and eos is None:
         return None
-    first, last = ([] if i is None else [tokens[i]] for i in (bos, eos))
+    # A template parses names: of a token with a sign of its own, the id stands for it.
+    names = {
+        i: f"id {i}" if ":" in tokens[i] or tokens[i][:1] == "$" else tokens[i]
+        for i in (bos, eos)
+        if i is not None
+    }
+    first, last = ([] if i is None else [names[i]] for i in (bos, eos))
     single, second = [*first, "$A", *last], [f"{part}:1" for part in (*first, "$B", *last)]
-    special = [(tokens[i], i) for i in (bos, eos) if i is not None]
+    special = [{"id": name, "ids": [i], "tokens": [tokens[i]]} for i, name in names.items()]
     return TemplateProcessing(single=single, pair=[*single, *second], special_tokens=special)
 
 

@@ -53,6 +53,7 @@ from umim_core.text.documents import (
 from umim_core.text.token_ids import Ids, check_range
 
 SourceKind = Literal["text", "jsonl", "parquet", "dataset", "ids"]
+Names = list[str] | tuple[str, ...]  # not Sequence: a text is one, of its characters
 _ENDINGS: Final[dict[SourceKind, tuple[str, ...]]] = {
     "text": (".txt", ".text", ".md", ".markdown", ".rst"),
     "jsonl": (".jsonl", ".ndjson", ".jsonlines", ".json"),
@@ -76,7 +77,7 @@ def kind_of(name: str) -> SourceKind | None:
     return None if packer and kind in ("parquet", "ids") else kind
 
 
-def expand(names: Sequence[str], kind: SourceKind | None = None) -> list[CorpusFile]:
+def expand(names: Names, kind: SourceKind | None = None) -> list[CorpusFile]:
     """Return the files that names, folders and patterns stand for, sorted by path.
 
     The order of the names does not matter. A local path that exists is taken literally, brackets
@@ -478,12 +479,12 @@ class Reading:
 _AS_THEY_ARE: Final = Reading()
 
 
-def source_of(names: Sequence[str], reading: Reading = _AS_THEY_ARE) -> Source:
+def source_of(names: Names, reading: Reading = _AS_THEY_ARE) -> Source:
     """Return the source that names and options describe; see `sources_of`."""
     return sources_of([names], reading)[0]
 
 
-def sources_of(corpora: Sequence[Sequence[str]], reading: Reading = _AS_THEY_ARE) -> list[Source]:
+def sources_of(corpora: Sequence[Names], reading: Reading = _AS_THEY_ARE) -> list[Source]:
     """Return the source of each corpus, of the kind that is given or that its names end in.
 
     A folder stands for the files of one kind that lie in it and below, each text file a document. A
@@ -507,7 +508,7 @@ def sources_of(corpora: Sequence[Sequence[str]], reading: Reading = _AS_THEY_ARE
     return sources
 
 
-def _source(names: Sequence[str], reading: Reading) -> Source:
+def _source(names: Names, reading: Reading) -> Source:
     kind = reading.kind
     places = list(names)
     if kind != "dataset":

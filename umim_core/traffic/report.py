@@ -294,7 +294,7 @@ def _memory(
     remedy = "Name a larger --gpu-gib: that of all its GPUs."
     require(free > 0, CorpusError, rule, found, remedy)
     raw, merged = (free / (token_bytes * (n + reply)) for n in (prompt, prompt * (1 - saved)))
-    return Memory(name, gpu_gib, token_bytes, int(raw), int(merged))
+    return Memory(name, gpu_gib, token_bytes, requests=int(raw), merged=int(merged))
 
 
 def _verdict(

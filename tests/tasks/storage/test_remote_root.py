@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from support.processes import run_command
 from support.s3 import Machine, environment, forget_servers, s3_server
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from tasks.storage import remote_root as module
@@ -26,6 +28,32 @@ from umim_core.store.locking import directory_lock
 
 SPEC = StageSpec("count", 1, {"tau": 5}, {"tokens": "a" * 64})
 NAME = f"count/{SPEC.key}"
+
+
+# A stage of three files; where it is asked to, its process is killed once the first is uploaded.
+PROCESS = """
+import os, signal, sys
+from tasks.run.stage import StageSpec, run_stage
+from tasks.storage.remote_root import RemoteRoot
+from umim_core.checkpoint.checkpoint_index import artifact_root
+
+put = RemoteRoot._put
+def first_only(self, files, folder):
+    name = sorted(files)[0]
+    put(self, {name: files[name]}, folder)
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "dies":
+    RemoteRoot._put = first_only
+
+def build(out):
+    for name in ("a", "b", "c"):
+        (out / f"{name}.txt").write_text(name * 1000)
+    return {"size": 3.0}
+
+spec = StageSpec("count", 1, {"tau": 5}, {"tokens": "a" * 64})
+artifact = run_stage(artifact_root(), spec, build)
+print(artifact.digest, artifact.executed, flush=True)
+"""
 
 
 @pytest.fixture(scope="module", params=["moto", pytest.param("seaweedfs", marks=pytest.mark.full)])
@@ -130,26 +158,25 @@ def test_of_two_builders_one_counts_and_its_files_are_whole(
     assert call("verify", "--read") == {"wrong": []}
 
 
+@pytest.mark.full
 def test_a_kill_during_the_upload_leaves_nothing(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    server: dict[str, str], machine: Machine, tmp_path: Path
 ) -> None:
-    put = RemoteRoot._put
+    def process(scratch: str, how: str) -> list[str]:
+        settings = environment(server, tmp_path.name, str(tmp_path / scratch))
+        done = run_command(sys.executable, "-c", PROCESS, how, **settings)
+        assert done.returncode == (-signal.SIGKILL if how == "dies" else 0), done.stderr
+        return done.stdout.split()
 
-    def killed(*arguments: Any) -> None:
-        put(*arguments)
-        raise KeyboardInterrupt
-
-    remote = machine("first")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RemoteRoot, "_put", killed)
-        run()
+    process("first", "dies")
+    remote = machine("other")
     [[left]] = remote.stages().values()
-    assert left.endswith("/data.txt") and call("ls") == {"stages": []}
+    assert left.endswith("/a.txt") and call("ls") == {"stages": []}
     assert call("gc", "--older-than", "0") == {"stages": [], "size": 0}
-    assert not run("another").executed  # it was whole here: only the upload was missing
+    digest, executed = process("first", "ends")
+    assert executed == "False"  # it was whole here: only the upload was missing
     assert call("verify", "--read") == {"wrong": []}
-    machine("second")
-    assert not run("another").executed
+    assert process("second", "ends") == [digest, "False"]
 
 
 def altered(remote: RemoteRoot, place: str, value: object) -> None:
