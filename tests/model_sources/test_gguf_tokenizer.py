@@ -144,6 +144,17 @@ def test_texts_start_with_the_token_that_the_file_asks_for(
     assert tokenizer("A cat")["input_ids"] == [*wanted, *bare]
 
 
+@pytest.mark.parametrize("first", ["$", ":"])
+def test_a_first_token_may_hold_the_signs_of_a_template(first: str, tmp_path: Path) -> None:
+    pipeline = tiny_bpe()
+    wanted = pipeline["model"]["vocab"][first]
+    entries = {"tokenizer.ggml.add_bos_token": True}
+    out = from_gguf(tmp_path, pipeline, "smollm", roles={"bos": wanted}, entries=entries)
+    tokenizer = load_tokenizer(out)
+    bare = tokenizer("A cat", add_special_tokens=False)["input_ids"]
+    assert tokenizer("A cat")["input_ids"] == [wanted, *bare]
+
+
 def test_ends_of_turns_end_a_generation_too(tmp_path: Path) -> None:
     out = from_gguf(tmp_path, tiny_bpe(), "gpt-2", roles={"eos": 0})
     assert json.loads((Path(out) / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
