@@ -145,12 +145,6 @@ def test_one_row_goes_beyond_the_window_exactly(family: str) -> None:
     engine.generate([PROMPT[:9]], options, past=first.state)
 
 
-def plain_log_probs(backbone: Backbone, ids: np.ndarray) -> Tensor:
-    """Log-probabilities of all tokens but the first, as the model itself computes them."""
-    logits = backbone.model(input_ids=torch.from_numpy(ids)[None]).logits[0, :-1]
-    return logits.log_softmax(-1).gather(1, torch.from_numpy(ids[1:])[:, None])[:, 0]
-
-
 @pytest.mark.parametrize("family", WINDOWED)
 @torch.no_grad()
 def test_plain_texts_and_single_continuations_are_the_models_own(family: str) -> None:
@@ -158,7 +152,9 @@ def test_plain_texts_and_single_continuations_are_the_models_own(family: str) ->
     plain, rows = MergedModel.without_merging(backbone), [PROMPT, PROMPT[:13]]
     scored = score_continuations([row[:-3] for row in rows], [[row[-3:]] for row in rows], plain)
     for row, ours, [score] in zip(rows, token_log_probs(rows, plain), scored, strict=True):
-        expected = plain_log_probs(backbone, row)
+        ids = torch.from_numpy(row)
+        logits = backbone.model(input_ids=ids[None]).logits[0, :-1]
+        expected = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
         assert torch.allclose(ours, expected, rtol=0, atol=TOLERANCE)
         assert torch.allclose(score.log_probs, expected[-3:], rtol=0, atol=TOLERANCE)
 
@@ -235,10 +231,9 @@ def test_a_thread_that_switches_attention_waits_for_one_that_has() -> None:
     assert seen == ["eager"] and model.config._attn_implementation == "sdpa"
 
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
+)
 @pytest.mark.parametrize("name", ["gemma2", "cohere", "mpt"])
 def test_a_deviation_below_a_hundredth_is_refused_in_every_data_type(
     name: str, dtype: torch.dtype

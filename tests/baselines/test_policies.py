@@ -1,12 +1,14 @@
 """Cache policies: the full cache is the base model, dropped columns are really gone.
 
-H2O on cases computed by hand, and on a model against an account of its attention in lists.
+H2O on cases computed by hand, and on a model against an account of its attention in lists; keys
+that are turned to other positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +20,10 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.attention_masks import eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import key_rotation
-from umim_core.baselines.evicted_spans import FullCache, evicted_spans
+from umim_core.baselines.evicted_spans import FullCache, OldSpansGone, evicted_spans
 from umim_core.baselines.eviction import PolicyCache, generate_evicted, score_evicted
 from umim_core.baselines.h2o import HeavyHitters, heavy_hitter_mask
-from umim_core.baselines.methods import CachePolicy, EvictedColumns, HeldColumns, Ints
+from umim_core.baselines.methods import EvictedColumns, HeldColumns, Ints
 from umim_core.baselines.registry import BASELINES, find_baseline
 from umim_core.baselines.streaming_llm import SinksAndNewest
 from umim_core.errors import BackboneError, EvaluationError, GenerationError
@@ -46,16 +48,6 @@ LONGER_ENDINGS = [row(5, 8, 9, 7), row(9, 3)]
 PROMPTS = [LONGER, row(2, 7, 1)]
 NEW = 8
 PLAIN = GenerateOptions(max_new_tokens=NEW, merge="none", logprobs=0)
-
-
-class Keeping(CachePolicy):
-    """Keep given columns of every head."""
-
-    def __init__(self, *columns: int) -> None:
-        self.columns = columns
-
-    def survivors(self, held: HeldColumns, budget: int) -> Tensor:
-        return torch.tensor(self.columns).expand(held.keys.shape[0], -1)
 
 
 @torch.no_grad()
@@ -118,7 +110,8 @@ def test_dropped_columns_are_those_that_a_mask_would_hide(
 ) -> None:
     kept = sorted({*range(len(context))}.difference(hidden))
     if name == "given columns":
-        found = score_evicted(context, ENDINGS[:1], tiny_backbone, lambda ids: Keeping(*kept), 3)
+        policy = OldSpansGone(row(*kept))
+        found = score_evicted(context, ENDINGS[:1], tiny_backbone, lambda ids: policy, 3)
     else:
         method = evicted_spans(tiny_backbone, MATCHER, age=int(name.rpartition("-")[2]))
         found = score_evicted(context, ENDINGS[:1], tiny_backbone, method.new_policy, 3)
@@ -286,6 +279,7 @@ class Watched(SinksAndNewest):
         return super().survivors(held, budget)
 
 
+@torch.no_grad()
 def first_keys(backbone: Backbone, ids: Tensor, positions: Tensor) -> Tensor:
     """Keys of the first layer [H, L, D] in a forward of its own."""
     cache = DynamicCache()
@@ -422,3 +416,54 @@ def test_masked_queries_see_hitters_and_the_newest(heavy: int, newest: int) -> N
         else:
             expected = [set(range(max(0, query - newest), query + 1)) for query in range(12)]
         assert [set(row.nonzero().view(-1).tolist()) for row in mask[head]] == expected
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"rope_parameters": LLAMA3}),
+        ("llama", {"rope_parameters": YARN}),
+        ("qwen3", {}),
+        ("gpt_neox", {"hidden_size": 64}),  # turns a quarter of a head's dimensions
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_turned_keys_are_those_of_the_new_positions(
+    family: str, changes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    backbone = random_backbone(family, dtype, **changes)
+    old, new = torch.tensor([0, 1, 2, 7, 30, 31]), torch.tensor([0, 1, 2, 3, 4, 60])
+    written, expected = (first_keys(backbone, IDS[:6], at) for at in (old, new))
+    rotation = key_rotation(backbone)
+    found = rotation.turn(written, (new - old).expand(len(written), -1))
+    scale = 1e-5 if dtype is torch.float64 else 0.03
+    torch.testing.assert_close(found, expected, atol=scale * float(expected.abs().max()), rtol=0)
+    assert torch.equal(found[:, :3], written[:, :3])  # they stayed where they were
+    assert not torch.allclose(found[:, 3:], written[:, 3:], atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("gpt2", {}, "no rotation of all layers"),
+        ("helium", {"head_dim": 4, "num_key_value_heads": 4}, "layer 0 are turned in another way"),
+        ("llama", {"rope_parameters": YARN | {"rope_type": "dynamic"}}, "change with the length"),
+    ],
+)
+def test_other_positions_are_refused_by_name(
+    family: str, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(BackboneError, match=reason):
+        key_rotation(random_backbone(family, **changes))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from support.reduced_texts import WORDS, given, ids_of, word_backbone, word_classifier, word_encoder
 from umim_core.backbone.backbone import Backbone
@@ -195,3 +196,15 @@ def test_cpc_runs_only_where_its_encoder_is_named(
     assert str(own_model("cpc")).startswith("encoder@")
     assert isinstance(method.encoder, TextEncoder)
     assert len(reduce_tokens(method, given(ids_of(TEXT), question=QUESTION), 8)) == 8
+
+
+@torch.no_grad()
+def test_special_tokens_of_an_encoder_are_of_no_sentence() -> None:
+    encoder = word_encoder(word_backbone("llama").require_tokenizer())
+    encoder.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[UNK] $A [UNK]", special_tokens=[("[UNK]", 0)]
+    )
+    found = encoder.sums(ids_of("the cat sat"), np.array([0, 0, 1]))
+    [row] = encoder.tokenizer(["the cat sat"])["input_ids"]
+    states = encoder.model(torch.tensor([row])).last_hidden_state[0].double()
+    torch.testing.assert_close(found, torch.stack([states[1] + states[2], states[3]]))

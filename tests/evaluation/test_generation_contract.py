@@ -12,7 +12,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tokenizers.processors import TemplateProcessing
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
 from support.merged_models import fresh_model
 from support.tiny_models import random_model, tiny_config, written_by_transformers
@@ -32,17 +32,6 @@ NEW = 12
 MERGES = ("prompt", "all", "none")
 BATCHES = (1, 4)
 ALPHABET = [*map(chr, range(33, 127)), "Ġ", "Ċ"]  # ASCII: any tokens are a text
-
-
-def model_of(own: dict[str, Any], vocabulary: int) -> PreTrainedModel:
-    """A random model in double precision, sure enough of its tokens, with its own settings."""
-    config = tiny_config(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, initializer_range=0.3,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    model = random_model(config, seed=1).double()
-    model.generation_config = GenerationConfig(**{"eos_token_id": 0, "bos_token_id": 0, **own})
-    return model
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,12 @@ class Models:
             tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
                 single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
             )
-        self.backbone = wrap_backbone(model_of(case.own, len(tokenizer)), tokenizer)
+        sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48}
+        ends = {"bos_token_id": 0, "eos_token_id": 0}
+        config = tiny_config(**sizes, **ends, initializer_range=0.3)  # sure enough of its tokens
+        model = random_model(config, seed=1).double()
+        model.generation_config = GenerationConfig(**ends | case.own)
+        self.backbone = wrap_backbone(model, tokenizer)
         self.checkpoint = Checkpoint.of(fresh_model(self.backbone, RuleSet.from_spans([]), 0.3))
 
     def hf(self, batch_size: int) -> HFLM:

@@ -24,7 +24,7 @@ from tests.evaluation.conftest import (
     rolling,
 )
 from umim_core import UMIM
-from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
+from umim_core.backbone.backbone import load_backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge, UnitPositions
 from umim_core.errors import CorpusError, EvaluationError
@@ -64,10 +64,6 @@ def values(scores: list[tuple[float, bool]]) -> list[float]:
     return [value for value, _ in scores]
 
 
-def with_rules(backbone: Backbone, spans: list[tuple[int, ...]]) -> Checkpoint:
-    return Checkpoint.of(fresh_model(backbone, RuleSet.from_spans(spans)))
-
-
 @pytest.mark.parametrize(
     ("merge", "batch_size"), [("none", 1), ("none", 4), ("prompt", 4), ("all", 4)]
 )
@@ -78,7 +74,8 @@ def test_without_rules_likelihoods_are_those_of_hf(
     most, of_hf = (0.0, batch_size) if merge == "none" else (1e-4, 1)
     hf = HFLM(pretrained=str(backbone_path), device="cpu", batch_size=of_hf)
     backbone = load_backbone(str(backbone_path))
-    ours = UmimLM(with_rules(backbone, []), merge, backbone, batch_size=batch_size)
+    without = Checkpoint.of(fresh_model(backbone, []))
+    ours = UmimLM(without, merge, backbone, batch_size=batch_size)
     found, base = (model.loglikelihood(likelihoods(PAIRS)) for model in (ours, hf))
     assert values(found) == pytest.approx(values(base), abs=most, rel=0)
     assert [greedy for _, greedy in found] == [greedy for _, greedy in base]

@@ -185,11 +185,6 @@ def cut(documents: list[list[int]], *options: object) -> list[Window]:
     return list(document_windows(pieces(documents), *options))
 
 
-def half(window: Window) -> list[int]:
-    ids: list[int] = window.ids[window.given :].tolist()
-    return ids
-
-
 def test_the_worked_example() -> None:
     found = cut([[*range(9)]], 5, 2)
     assert [(w.ids.tolist(), w.given) for w in found] == [
@@ -220,7 +215,8 @@ def test_every_token_is_scored_once_after_its_context(
         assert before >= min(context, new[0] % 100)
     first = 0 if lead else 1
     assert scored == [i for ids in documents for i in ids[first:]]
-    halves = [i for w in second_halves(cut(documents, length, context, lead)) for i in half(w)]
+    wide = second_halves(cut(documents, length, context, lead))
+    halves = [i for window in wide for i in window.ids[window.given :].tolist()]
     assert len(halves) == len(set(halves))
 
 

@@ -58,6 +58,9 @@ def test_answers_to_one_context_of_the_same_parts_share_a_forward_in_their_order
     assert [score.sizes.context_units for score in together] == [2, 5, 5, 5, 7, 6]
     alone = [scorer("prompt").score([r], 1)[0].log_prob for r in requests]
     assert [s.log_prob for s in together] == pytest.approx(alone, abs=1e-5)
+    [raw] = Scorer(model.merged_model.base(), LIMIT).score(requests[1:2], 1)
+    assert together[4].log_prob == pytest.approx(raw.log_prob, abs=1e-5)  # nothing may merge
+    assert abs(together[1].log_prob - raw.log_prob) > 1e-4
 
 
 def test_continuations_share_a_row_where_that_costs_less(rng: np.random.Generator) -> None:
