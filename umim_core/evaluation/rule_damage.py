@@ -78,8 +78,8 @@ def measure_damage(
                 counted[places] += counts.cpu().numpy()
         progress(tokens)
     rule, remedy = "some rule must match in the text", "Use text like what rules were mined on."
-    found = f"{len(rows)} rows without a match"
-    require(bool(merges.any()), EvaluationError, rule, found, remedy)
+    value = f"{len(rows)} rows without a match"
+    require(bool(merges.any()), EvaluationError, rule, value, remedy)
     rule, remedy = "every divergence must be finite", "Check the module's weights."
     require(bool(np.isfinite(kl).all()), NumericalError, rule, float(kl.sum()), remedy)
     origin = DamageOrigin(
