@@ -79,6 +79,8 @@ def test_splits_have_their_parts_of_the_questions() -> None:
     fractions = SplitFractions(train=0.8, valid=0.15, test=0.05)
     counts = Counter(split_questions(TEXTS, fractions, seed=0))
     assert counts == {"train": 160, "valid": 30, "test": 10}
+    few = split_questions(TEXTS[:4], SplitFractions(train=0.02, valid=0.49, test=0.49), seed=0)
+    assert Counter(few) == {"train": 1, "valid": 1, "test": 2}
 
 
 def test_the_order_of_the_questions_does_not_matter_and_the_seed_does() -> None:

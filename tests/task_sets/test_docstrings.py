@@ -118,6 +118,9 @@ def test_a_name_that_tells_the_summary_is_blanked(tmp_path: Path) -> None:
     assert question is not None
     assert "np.___(x)" in question["context"]
     assert "nanmedian_of(x)" in question["context"], "other names stay"
+    row = document("pkg/x.py::f", f"Fold the inputs along an axis.\n\n{BODY}\n\n>>> np.f(x)")
+    question = question_for(tmp_path, row)
+    assert question is not None and "np.f(x)" in question["context"], "a letter tells nothing"
 
 
 @pytest.mark.parametrize(

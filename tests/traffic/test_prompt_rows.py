@@ -46,6 +46,17 @@ def rows_of(
     return list(prompt_rows(requests, tokenizer, roles, left, **context)), left
 
 
+def test_a_text_file_is_one_text_of_the_kind_of_its_ending(tmp_path: Path) -> None:
+    for name, text in (("a.txt", "\ufeffThe sum."), ("b.md", ""), ("c.py", "x = 1")):
+        (tmp_path / name).write_text(text)
+    left = Left()
+    found = [*read_requests((f"{tmp_path}/*.txt", f"{tmp_path}/*.md"), None, left)]
+    found += read_requests((f"{tmp_path}/*.py",), "text", left)
+    pieces = [(piece.role, piece.content, piece.text) for one in found for piece in one.prompt]
+    assert pieces == [("text", "prose", "The sum."), ("text", "code", "x = 1")]
+    assert left.reasons == {"file without text": 1}
+
+
 REPLIES = {
     "a call": (CALLED, f"[{SHOWN_CALL}]"),
     "a text": ({"role": "assistant", "content": "The array. "}, "The array. "),
