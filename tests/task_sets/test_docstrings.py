@@ -9,7 +9,7 @@ import pytest
 
 from umim_core.errors import CorpusError
 from umim_core.store.disk import write_rows
-from umim_core.task_sets.docstrings import MAX_CONTEXT_CHARS, build_task
+from umim_core.task_sets.docstrings import MAX_CONTEXT_CHARS, write_docstring_questions
 from umim_core.task_sets.spec import SPLITS, TaskSplit
 
 VOCABULARY = [a + b + c for a in "bdfgk" for b in "aeiou" for c in "lmnprst"]
@@ -39,7 +39,7 @@ def build(
     corpus, out = tmp_path / "corpus", tmp_path / "task"
     corpus.mkdir(exist_ok=True)
     write_rows(corpus / "test.jsonl", rows)
-    build_task(corpus, out, {"test": size})
+    write_docstring_questions(out, {"test": size}, corpus)
     questions = [json.loads(line) for line in (out / "test.jsonl").read_text().splitlines()]
     return {q["id"]: q for q in questions}
 
@@ -77,7 +77,7 @@ def test_splits_do_not_mix(tmp_path: Path) -> None:
         rows = fillers(12, seed)
         write_rows(corpus / f"{split}.jsonl", rows)
         texts[split] = "\n".join(str(row["text"]) for row in rows)
-    build_task(corpus, tmp_path / "task")
+    write_docstring_questions(tmp_path / "task", corpus=corpus)
     for split in SPLITS:
         lines = (tmp_path / "task" / f"{split}.jsonl").read_text().splitlines()
         assert len(lines) == 12

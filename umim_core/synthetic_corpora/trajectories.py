@@ -50,7 +50,8 @@ def sample_trajectories(
     sampled: dict[int, list[Trajectory]] = {}
     lengths = [len(prompt) for prompt in prompts]
     for batch in _batches(lengths, options, backbone.max_positions):
-        batch_seed = _derived_seed(seed, first + batch[0])
+        derived = hashlib.sha256(f"{seed}:{first + batch[0]}".encode()).digest()[:8]
+        batch_seed = int.from_bytes(derived) >> 1
         rows = _sample_batch(backbone, [prompts[i] for i in batch], options, batch_seed)
         sampled |= zip(batch, rows, strict=True)
     return [sampled[index] for index in range(len(prompts))]
@@ -84,10 +85,6 @@ def _batches(
         batch.append(index)
     if batch:
         yield batch
-
-
-def _derived_seed(seed: int, number: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}:{number}".encode()).digest()[:8]) >> 1
 
 
 def _sample_batch(

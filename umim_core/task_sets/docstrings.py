@@ -44,7 +44,6 @@ BLANK: Final = "___"
 
 _CHOICES: Final = 4
 _MAX_DRAWS: Final = 200  # per question; a split with four distinct summaries needs far fewer
-_MAX_WORD_OVERLAP: Final = 0.5
 _WORD: Final = re.compile(r"[a-z]+")
 # Signatures, titles underlined in the same paragraph, doctests, tables, licences, open sentences.
 _NOT_A_SUMMARY: Final = re.compile(r"->|===|---|~~~|>>>|\+\+\+|\||copyright|licen[sc]e|:$", re.I)
@@ -63,24 +62,32 @@ class _Candidate:
     words: frozenset[str]
 
 
-def build_task(corpus: Path, out: Path, sizes: Mapping[TaskSplit, int] = DEFAULT_SIZES) -> None:
-    """Write ``train.jsonl``, ``valid.jsonl`` and ``test.jsonl`` into `out`.
+def write_docstring_questions(
+    out: Path, sizes: Mapping[TaskSplit, int] | None = None, corpus: Path | None = None
+) -> None:
+    """Write the questions of a docstring corpus, or of one made from the installed packages.
 
     Rows are ``{"id", "context", "choices", "gold"}``: four distinct choices, `gold` the index of
     the right one. Each of the four positions is right equally often (to within one question).
     """
+    sizes = DEFAULT_SIZES if sizes is None else sizes
     rule, remedy = "task sizes must be at least 1", "Leave a split out to skip it."
     require(min(sizes.values(), default=1) >= 1, ConfigError, rule, dict(sizes), remedy)
     out.mkdir(parents=True, exist_ok=True)
+    folder = corpus or out / "corpus"
+    if corpus is None:
+        build_corpus(folder, out_of_domain=())
     for split, size in sizes.items():
         reasons: Counter[str] = Counter()
-        candidates = list(_candidates(read_documents(corpus / f"{split}.jsonl"), reasons))
+        candidates = list(_candidates(read_documents(folder / f"{split}.jsonl"), reasons))
         candidates.sort(key=lambda c: (_hash(c.id), c.id))
         rows = list(_questions(candidates, size, reasons))
         rule = f"the {split} split must hold documents with a summary and a body"
         remedy = "Build the corpus from more packages."
         require(bool(rows), CorpusError, rule, dict(reasons), remedy)
         write_rows(out / f"{split}.jsonl", rows)
+    if corpus is None:
+        shutil.rmtree(folder)  # 40 MB that only the questions were made from
 
 
 def _candidates(documents: Iterable[Document], dropped: Counter[str]) -> Iterator[_Candidate]:
@@ -163,7 +170,8 @@ def _distractors(question: _Candidate, pool: Sequence[_Candidate]) -> list[str] 
         other = pool[_hash(f"{question.id} {draw}") % len(pool)]
         if other.module == question.module:
             continue
-        if any(_overlap(other.words, c.words) > _MAX_WORD_OVERLAP for c in (question, *chosen)):
+        shared = [(other.words & c.words, other.words | c.words) for c in (question, *chosen)]
+        if any(2 * len(common) > len(either) for common, either in shared):
             continue
         chosen.append(other)
         if len(chosen) == _CHOICES - 1:
@@ -171,25 +179,8 @@ def _distractors(question: _Candidate, pool: Sequence[_Candidate]) -> list[str] 
     return None
 
 
-def _overlap(left: frozenset[str], right: frozenset[str]) -> float:
-    """Return the shared words as a fraction of all words of both."""
-    return len(left & right) / len(left | right)
-
-
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-def write_docstring_questions(
-    out: Path, sizes: Mapping[TaskSplit, int] | None = None, corpus: Path | None = None
-) -> None:
-    """Write the questions of a docstring corpus, or of one made from the installed packages."""
-    folder = corpus or out / "corpus"
-    if corpus is None:
-        build_corpus(folder, out_of_domain=())
-    build_task(folder, out, DEFAULT_SIZES if sizes is None else sizes)
-    if corpus is None:
-        shutil.rmtree(folder)  # 40 MB that only the questions were made from
 
 
 add_task(
