@@ -12,19 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from support.command_line import run_main
-from support.exported_models import SPANS, Exported
 from support.served_models import engine_server, exported_server, gateway
 from support.servers import CHATML, QUESTIONS, in_thread
-from support.source_tree import ROOT
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
-from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.untrained import fresh_module
-from umim_core.config.form import ModuleForm
-from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.prompt_merger import PromptMerger
 
@@ -46,7 +37,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = backbone.require_tokenizer()
     texts = [backbone.encode(question) for question in QUESTIONS]
     spans = {pair for ids in texts for pair in pairwise(ids)}
-    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
+    rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint)
     size, wide = backbone.vocab_size, backbone.vocab_size + len(rules)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -86,20 +77,3 @@ def servers(umim: UMIM, export: Path) -> Iterator[dict[str, Server]]:
 @pytest.fixture(params=["umim serve", "gateway"])
 def server(servers: dict[str, Server], request: pytest.FixtureRequest) -> Server:
     return servers[request.param]
-
-
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """A model that the command exported, next to our engine."""
-    folder = tmp_path_factory.mktemp("exported")
-    backbone = load_backbone("umim-docs-llama")
-    rules = RuleSet.from_spans([(300, 301)], backbone.tokenizer_fingerprint)
-    module = fresh_module(backbone, rules, ModuleForm(), 0)
-    with torch.no_grad():  # what training would have moved
-        generator = torch.Generator().manual_seed(1)
-        module.norm_o.bias.normal_(0.0, backbone.embedding_std / 3, generator=generator)
-    merged_model = MergedModel(backbone, module, Matcher(rules))
-    Checkpoint.of(merged_model).save(folder / "merge")
-    options = ("--text", ROOT / "docs" / "*.md", "--dtype", "float32", "--gguf", "--spans", SPANS)
-    run_main("export", folder / "merge", "--out", folder / "model", *options)
-    return Exported(folder / "merge", folder / "model")

@@ -8,7 +8,8 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,9 +22,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.cache_types import reply_all
 from benchmarks.engines import OPENVINO, SCRIPT, SERVERS
-from support.command_line import Umim, console, document
-from support.exported_models import SPANS, Exported
+from support.command_line import Umim, console, document, run_main
 from support.processes import output_of
+from support.source_tree import ROOT
 from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
@@ -57,6 +58,53 @@ from umim_core.serving.span_files import (
 from umim_core.store.artifacts import sha256_file
 from umim_core.text.chat_parts import content_places, encode_parts
 from umim_core.text.roles import USER, Role
+
+SPANS = 300
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A checkpoint, what ``umim export`` made of it, and prompts that hold its spans."""
+
+    checkpoint: Path
+    directory: Path
+
+    @cached_property
+    def merger(self) -> PromptMerger:
+        return PromptMerger.load(self.directory)
+
+    @cached_property
+    def umim(self) -> UMIM:
+        """Our engine with the exported spans as rules."""
+        own = UMIM.from_pretrained(self.checkpoint, dtype="float32")
+        return UMIM(own.backbone, replace(own.checkpoint, rules=self.merger.rules))
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.directory)
+        return model.eval()
+
+    def prompts(self, count: int, tokens: int = 120) -> list[list[int]]:
+        """Raw ids of real texts."""
+        pages = [path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
+        ids = self.umim.backbone.encode("\n".join(pages))
+        starts = np.linspace(0, len(ids) - tokens, count).astype(int)
+        return [ids[start : start + tokens] for start in starts]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A model that the command exported, next to our engine."""
+    folder = tmp_path_factory.mktemp("exported")
+    made = checkpoint_of(load_backbone("umim-docs-llama"), ModuleForm(), [(300, 301)])
+    with torch.no_grad():  # what training would have moved
+        generator = torch.Generator().manual_seed(1)
+        bias = made.checkpoint.module.norm_o.bias
+        bias.normal_(0.0, made.backbone.embedding_std / 3, generator=generator)
+    made.checkpoint.save(folder / "merge")
+    options = ("--text", ROOT / "docs" / "*.md", "--dtype", "float32", "--gguf", "--spans", SPANS)
+    run_main("export", folder / "merge", "--out", folder / "model", *options)
+    return Exported(folder / "merge", folder / "model")
 
 
 @pytest.fixture
