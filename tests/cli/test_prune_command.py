@@ -10,15 +10,13 @@ from string import ascii_lowercase
 
 import numpy as np
 import pytest
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim, document
+from support.merged_models import fresh_model
 from support.ngram_oracle import grams_of
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.pruning import priced, rules_under
@@ -29,12 +27,6 @@ WORDS = ["<eos>", *ascii_lowercase, "1", "2", "3", "4", "5"]
 SPANS = ["a b", "c d e", "f g h i", "1 2", "j 3", "k l", "m n o"]
 LENGTH = 16
 ROWS = 20
-
-
-@pytest.fixture
-def umim(umim: Umim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Umim:
-    monkeypatch.chdir(tmp_path)
-    return umim
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +43,9 @@ def made(
     spans = [tuple(WORDS.index(word) for word in span.split()) for span in SPANS]
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     origin = rules.origin.with_options({"segment_length": LENGTH})
-    matcher = Matcher(replace(rules, origin=origin))
     for seed, name in enumerate(("start", "other")):
-        module = MergeModule(backbone.hidden_size)
-        module.initialise(backbone.embedding_std, torch.Generator().manual_seed(seed))
-        Checkpoint.of(MergedModel(backbone, module, matcher)).save(folder / name)
+        merged_model = fresh_model(backbone, replace(rules, origin=origin), seed=seed)
+        Checkpoint.of(merged_model).save(folder / name)
     rng = np.random.default_rng(0)
     choices = [*SPANS, *ascii_lowercase]
     words = " ".join(choices[i] for i in rng.integers(0, len(choices), LENGTH * ROWS))
@@ -64,8 +54,9 @@ def made(
 
 
 @pytest.fixture
-def given(made: Path) -> tuple[Path, Path]:
-    """Checkpoint and text, as the command line takes them."""
+def given(made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Path, Path]:
+    """Checkpoint and text, as the command line takes them, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
     return made / "start", made / "text.txt"
 
 
