@@ -84,6 +84,7 @@ def test_the_budget_is_met_without_digits_and_the_result_generates(
     rules = Checkpoint.load("less").rules
     texts = {" ".join(WORDS[i] for i in row) for n in (2, 3, 4) for row in rules.ids_by_order[n]}
     assert texts < set(SPANS) and not texts & {"1 2", "j 3"}
+    assert rules.options.protect == ("digits",)
     before = held_out_reduction(given[1], Checkpoint.load(given[0]).rules)
     assert 0.1 <= held_out_reduction(given[1], rules) < before
     assert "tokens measured" in done.err

@@ -20,6 +20,7 @@ from support.servers import HTTP, in_thread, wait_for
 from umim_core.serving import connections
 from umim_core.serving.connections import Connection
 from umim_core.serving.guard import EventStream, Limits, ServerMetrics, deadline, guarded, read_body
+from umim_core.serving.openai_api import ApiError
 
 HEAD = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n"
 
@@ -110,6 +111,17 @@ def test_a_slow_body_has_its_own_time(url: str) -> None:
         time.sleep(1.5)  # more than a head has
         client.sendall(b"x")
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_is_not_read_beyond_its_bound() -> None:
+    parts = iter([b"x" * 100] * 11)
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": next(parts), "more_body": True}
+
+    request = Request({"type": "http", "headers": []}, receive)
+    with pytest.raises(ApiError, match="a body may have 1000 bytes"):
+        asyncio.run(read_body(request, Limits(1000)))
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /met", b"POST /read HTTP/1.1\r\nhost: a\r\n"])

@@ -360,8 +360,8 @@ def parse_body(path: str, raw: bytes) -> AnyBody:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
             rule, remedy = "a request holds one prompt", "Send one request each; they run together."
-            found = f"{len(prompt)} prompts"
-            raise ApiError(400, "unsupported", rule, found, remedy, param="prompt")
+            value = f"{len(prompt)} prompts"
+            raise ApiError(400, "unsupported", rule, value, remedy, param="prompt")
         document["prompt"] = prompt = prompt[0]
     other = IdsBody if isinstance(prompt, list) else CompletionBody
     try:

@@ -222,11 +222,10 @@ def _read(requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase) -> li
 
 def _cached(ids: Ids, known: set[int]) -> int:
     """Return how many first tokens were read before, in whole blocks; add these to the known."""
-    chain, cached, is_known = 0, 0, True
+    chain = cached = 0
     for start in range(0, len(ids) - BLOCK + 1, BLOCK):
-        chain = hash((chain, ids[start : start + BLOCK].tobytes()))
-        is_known = is_known and chain in known
-        cached += BLOCK * is_known
+        chain = hash((chain, ids[start : start + BLOCK].tobytes()))  # of all up to here
+        cached += BLOCK * (chain in known)
         known.add(chain)
     return cached
 
