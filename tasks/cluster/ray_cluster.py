@@ -204,8 +204,9 @@ def _check_reachable(target: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
-        found, remedy = f"{target} ({error})", "Start it or correct the address."
-        raise ClusterError("the Ray cluster must answer", found, remedy) from error
+        raise ClusterError(
+            "the Ray cluster must answer", f"{target} ({error})", "Start it or correct the address."
+        ) from error
 
 
 def require_started(error: BaseException | None, target: str) -> None:

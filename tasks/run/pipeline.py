@@ -201,7 +201,8 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     recipe = find_recipe(recipe_name)
     if not isinstance(recipe, kind):
         (wanted,) = get_args(kind.model_fields["kind"].annotation)
-        rule, found = f"flow {flow_name} needs a recipe of kind {wanted}", f"of kind {recipe.kind}"
+        rule = f"flow {flow_name} needs a recipe of kind {wanted}"
+        found = f"of kind {recipe.kind}"
         remedy = "`python -m flows recipes` lists the recipes with their kind."
         raise ConfigError(rule, f"{recipe_name}, {found}", remedy)
     check_machine(recipe, flow_name)

@@ -181,5 +181,8 @@ def _prefect(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _refused(what: str, why: str) -> ClusterError:
-    rule, remedy = "Prefect's server must take deployments", "Start it, and set PREFECT_API_URL."
-    return ClusterError(rule, _shown(f"{what}: {why}"), remedy)
+    return ClusterError(
+        "Prefect's server must take deployments",
+        _shown(f"{what}: {why}"),
+        "Start it, and set PREFECT_API_URL.",
+    )

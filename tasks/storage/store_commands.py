@@ -23,7 +23,8 @@ _CLOCK_SECONDS: Final = 3600.0  # by which the clocks of storage and machine may
 def _stored_root() -> RemoteRoot:
     remote = remote_root()
     if remote is None:
-        rule, found = "`flows store` works on object storage", "UMIM_ROOT is a directory or not set"
+        rule = "`flows store` works on object storage"
+        found = "UMIM_ROOT is a directory or not set"
         remedy = "Set UMIM_ROOT=s3://bucket/prefix; a local root is read with ls and rm."
         raise ConfigError(rule, found, remedy)
     return remote

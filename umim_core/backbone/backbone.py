@@ -244,8 +244,9 @@ class Backbone:
 
     def require_tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:
-            value, remedy = f"{self.name} has none", "Pass token ids instead."
-            raise BackboneError("text needs a tokenizer", value, remedy)
+            raise BackboneError(
+                "text needs a tokenizer", f"{self.name} has none", "Pass token ids instead."
+            )
         return self.tokenizer
 
 

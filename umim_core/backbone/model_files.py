@@ -103,7 +103,8 @@ def load_complete(
                 raise ValueError(reason) from error
             raise
         _check_types(where, revision, model)
-    missing, rule = report["missing_keys"], f"the weights of a {what} must be complete"
+    missing = report["missing_keys"]
+    rule = f"the weights of a {what} must be complete"
     value = f"{name!r} lacks {', '.join(sorted(missing))}"
     remedy = f"transformers would draw them at random; take {complete}'s files."
     require(not missing, BackboneError, rule, value, remedy)

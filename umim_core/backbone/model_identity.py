@@ -133,7 +133,8 @@ def weight_lines(model: PreTrainedModel) -> tuple[str, ...]:
     Weights are hashed as bfloat16, so that one model loaded as float32, bfloat16 or float64 keeps
     its fingerprint as long as it was published in bfloat16 or wider.
     """
-    lines, rule = [], "the weights of a backbone must be plain tensors"
+    lines = []
+    rule = "the weights of a backbone must be plain tensors"
     remedy = "Load it unquantised, or quantise it with transformers' quantization_config."
     for name, value in sorted(model.state_dict().items()):
         plain = isinstance(value, Tensor) and not value.is_quantized and not value.is_meta

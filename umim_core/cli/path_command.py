@@ -78,7 +78,8 @@ def _place(name: str, part: Asset) -> Path:
         if part == "checkpoint" and name in PACKAGED:
             remedy = "It is a backbone: add --part backbone."
         raise ConfigError(f"a name must be one of {', '.join(known)}", name, remedy)
-    rule, remedy = f"{name} must hold a {part}", "Make it again, or install it again."
+    rule = f"{name} must hold a {part}"
+    remedy = "Make it again, or install it again."
     require(place.is_dir(), ConfigError, rule, f"none at {place}", remedy)
     return place
 

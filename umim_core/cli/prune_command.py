@@ -105,9 +105,11 @@ def prune(
     rule = "pruning needs a target or --keep-all, and not both"
     remedy = "Give --target-tr 0.2, or --keep-all to measure the rules and drop none."
     check((target_tr is None) == every_rule, rule, remedy)
-    rule, remedy = "the rules of decoding need one bound", "Leave one of them out."
+    rule = "the rules of decoding need one bound"
+    remedy = "Leave one of them out."
     check(bound is None or decode_tr is None, rule, remedy)
-    rule, remedy = "--decode-max-damage must be finite", "Leave it out to merge by all rules."
+    rule = "--decode-max-damage must be finite"
+    remedy = "Leave it out to merge by all rules."
     check(bound is None or math.isfinite(bound), rule, remedy)
     rule = "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay"
     fits = decode_tr is None or target_tr is None or decode_tr <= target_tr
@@ -123,7 +125,8 @@ def prune(
     place = target.directory
     check_absent(place / "checkpoint")
     remedy = f"Add --damage {place / 'damage'}, or choose another --out."
-    rule, known = "a damage table that is there must be named", place / "damage"
+    rule = "a damage table that is there must be named"
+    known = place / "damage"
     require(damage is not None or not known.exists(), ArtifactError, rule, str(known), remedy)
     from umim_core import UMIM
     from umim_core.backbone.devices import default_device
@@ -261,7 +264,8 @@ def _rows(
         check_known(int(ids.max(initial=0)), tokenizer)
     whole = [len(ids) // length for ids in read]
     rule = f"pruning needs a segment of {length} tokens to measure on and one held out"
-    found, remedy = [len(ids) for ids in read], "Give more text or a higher --limit."
+    found = [len(ids) for ids in read]
+    remedy = "Give more text or a higher --limit."
     require(min(whole) > 0 and sum(whole) > 1, CorpusError, rule, f"{found} tokens", remedy)
     parts = [segment_rows(ids, length) for ids in read]
     if len(parts) == 1:

@@ -55,7 +55,8 @@ def report(
         raise ConfigError(rule, shape, remedy)
     left = Left()
     requests = list(read_requests(tuple(names), kind, left))
-    rule, found = "a log must hold at least one request", "; ".join(left.lines()) or "none"
+    rule = "a log must hold at least one request"
+    found = "; ".join(left.lines()) or "none"
     remedy = "Log requests as JSON Lines with messages and tools, or name texts."
     require(bool(requests), CorpusError, rule, found, remedy)
     measured = traffic_report(requests, load_tokenizer(tokenizer), (shape, known), gpu_gib)

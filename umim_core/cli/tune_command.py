@@ -80,7 +80,8 @@ def tune(
     tokenizer, most = load_tokenizer(model), trained_context(model)
     # A prompt is answered with REPLY tokens, too.
     rows = list(prompt_rows(requests, tokenizer, merging, left, most, REPLY))
-    rule, found = "logs must hold requests that the model's template writes", left.lines()
+    rule = "logs must hold requests that the model's template writes"
+    found = left.lines()
     remedy = "Log other requests, or name a model with a chat template."
     require(bool(rows), CorpusError, rule, "; ".join(found) or "none", remedy)
     options = TuneOptions(

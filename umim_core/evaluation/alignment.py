@@ -278,7 +278,8 @@ def evaluate_alignment(
             row_counts[first : first + len(part)] += (
                 owners.bincount(minlength=len(part)).cpu().numpy()
             )
-    rule, remedy = "some rule must match in the held-out rows", "Use rules of similar text."
+    rule = "some rule must match in the held-out rows"
+    remedy = "Use rules of similar text."
     found = f"{len(rows)} rows without a match"
     require(bool(row_counts.any()), EvaluationError, rule, found, remedy)
     state_means = dict(zip(METRICS, (state_sums / state_rows).tolist(), strict=True))

@@ -362,7 +362,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             stops = (more[0].get("until") or []) if more and isinstance(more[0], dict) else more
             for part in (text, *(stops if isinstance(stops, list) else [stops])):
                 value = f"{str(part)[:80]!r} of {request.task_name or 'a task'}"
-                remedy, rule = "Correct the task's data.", "text must not hold lone surrogates"
+                remedy = "Correct the task's data."
+                rule = "text must not hold lone surrogates"
                 strings = "texts and stops of a task must be strings"
                 require(isinstance(part, str), CorpusError, strings, value, remedy)
                 require(encoding_error(part) is None, CorpusError, rule, value, remedy)

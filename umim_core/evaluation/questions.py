@@ -303,8 +303,9 @@ def evaluate_task(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "lm_eval":
             raise
-        rule, remedy = "task evaluation needs lm-eval", "pip install 'umim[eval]'"
-        raise MissingExtraError(rule, error.name, remedy) from error
+        raise MissingExtraError(
+            "task evaluation needs lm-eval", error.name, "pip install 'umim[eval]'"
+        ) from error
     loaded = load_tasks([task], {} if data is None else {"task_data": str(data)})[task]
     model = UmimLM(
         checkpoint, merge, dtype=dtype, device=device, batch_size=batch_size, raw_tail=0

@@ -77,7 +77,8 @@ def measure_damage(
                 counts = states[states >= 0].bincount(minlength=len(places))
                 counted[places] += counts.cpu().numpy()
         progress(tokens)
-    rule, remedy = "some rule must match in the text", "Use text like what rules were mined on."
+    rule = "some rule must match in the text"
+    remedy = "Use text like what rules were mined on."
     value = f"{len(rows)} rows without a match"
     require(bool(merges.any()), EvaluationError, rule, value, remedy)
     rule, remedy = "every divergence must be finite", "Check the module's weights."

@@ -109,7 +109,8 @@ def architecture_of(file: GgufFile) -> Architecture:
     rule = f"a GGUF file must hold a model of the architectures {', '.join(ARCHITECTURES)}"
     found = f"{file.path} holds {name!r}"
     require(name in ARCHITECTURES, BackboneError, rule, found, DIRECTORY_INSTEAD)
-    parts, rule = file.integer("split.count", 1), "a GGUF file must hold a whole model"
+    parts = file.integer("split.count", 1)
+    rule = "a GGUF file must hold a whole model"
     remedy = "Join them with llama.cpp's llama-gguf-split --merge."
     require(parts <= 1, BackboneError, rule, f"{file.path} is one of {parts} parts", remedy)
     return ARCHITECTURES[name]

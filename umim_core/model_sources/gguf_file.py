@@ -66,7 +66,8 @@ class GgufTensor:
             remedy = "Take another file of the model, for example one of type Q8_0 or F16."
             raise BackboneError(rule, f"{self.name} has {self.kind}", remedy) from error
         values: NDArray[np.float32] = np.ascontiguousarray(flat, np.float32).reshape(self.shape)
-        rule, found = "the weights of a GGUF file must be finite", "has NaN or infinite values"
+        rule = "the weights of a GGUF file must be finite"
+        found = "has NaN or infinite values"
         finite = bool(np.isfinite(values).all())
         require(finite, BackboneError, rule, f"{self.name} {found}", "Fetch the file again.")
         return values
@@ -156,7 +157,8 @@ class _Reader:
         self.header, self.values = data.data, 0  # slices of numpy take five times as long
 
     def read(self) -> GgufFile:
-        version, rule = self.scalar("I"), "a GGUF file must be little-endian, of version 2 or 3"
+        version = self.scalar("I")
+        rule = "a GGUF file must be little-endian, of version 2 or 3"
         remedy = "Convert the model again with a current llama.cpp."
         found = f"{self.path} says version {version}"
         require(version in (2, 3), BackboneError, rule, found, remedy)

@@ -238,7 +238,8 @@ def gguf_directory(path: Path) -> Path:
         size = f"{needed / 1e6:,.0f}"
         _log.warning("umim: converting %s to float32, once: %s MB -> %s", path, size, final)
         convert_gguf(path, out)
-        now, remedy = sha256_file(path), "Try again once it is written."
+        now = sha256_file(path)
+        remedy = "Try again once it is written."
         rule = f"{path} must stay as it is while it is converted (SHA-256 {digest})"
         require(now == digest, BackboneError, rule, now, remedy)
         return {"sha256": digest}

@@ -272,8 +272,12 @@ class Gateway(guard.ApiServer):
             return body
         asked = body.get("logit_bias") or {}
         if not isinstance(asked, dict) or not all(map(_ID.fullmatch, asked)):
-            rule, remedy = "logit_bias must be an object of plain ids", 'Write an id as "17".'
-            raise api.bad_field("logit_bias", rule, "something else", remedy)
+            raise api.bad_field(
+                "logit_bias",
+                "logit_bias must be an object of plain ids",
+                "something else",
+                'Write an id as "17".',
+            )
         return {**body, "logit_bias": {**asked, **self._bias}}
 
     async def _asked(

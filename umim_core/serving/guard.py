@@ -159,11 +159,21 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                     if len(body) > limits.request_bytes:
                         break
     except TimeoutError:
-        rule, remedy = f"a body must come within {_BODY_SECONDS} s", "Send it faster."
-        raise api.ApiError(408, "slow_body", rule, f"{len(body)} bytes", remedy) from None
+        raise api.ApiError(
+            408,
+            "slow_body",
+            f"a body must come within {_BODY_SECONDS} s",
+            f"{len(body)} bytes",
+            "Send it faster.",
+        ) from None
     if max(size, len(body)) > limits.request_bytes:
-        rule, remedy = f"a body may have {limits.request_bytes} bytes", "Shorten the request."
-        raise api.ApiError(413, "too_large", rule, "more", remedy)
+        raise api.ApiError(
+            413,
+            "too_large",
+            f"a body may have {limits.request_bytes} bytes",
+            "more",
+            "Shorten the request.",
+        )
     return bytes(body)
 
 
@@ -200,8 +210,13 @@ def deadline(seconds: float) -> float:
 
 
 def _too_late() -> api.ApiError:
-    rule, remedy = "an answer must end in time", "Ask for fewer tokens, or raise --answer-seconds."
-    return api.ApiError(504, "timeout", rule, "it has not", remedy)
+    return api.ApiError(
+        504,
+        "timeout",
+        "an answer must end in time",
+        "it has not",
+        "Ask for fewer tokens, or raise --answer-seconds.",
+    )
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result], until: float) -> Result:

@@ -60,7 +60,8 @@ def check_exportable(config: CheckpointConfig, *, gguf: bool = False) -> None:
     remedy = "Leave out --gguf and use vLLM, or export a checkpoint without adapters."
     found = f"adapter_rank {config.adapter_rank}"
     require(not (config.adapter_rank and gguf), ConfigError, rule, found, remedy)
-    rule, found = f"adapters are exported of {', '.join(ARCHITECTURES)}", config.backbone
+    rule = f"adapters are exported of {', '.join(ARCHITECTURES)}"
+    found = config.backbone
     remedy = "Use umim serve, or export a checkpoint without adapters."
     fits = not config.adapter_rank or family in ARCHITECTURES
     require(fits, ConfigError, rule, f"{found} is {family}", remedy)

@@ -345,8 +345,9 @@ def read_json(raw: bytes) -> dict[str, Any]:
     try:
         document = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
-        rule, remedy = "a body must be JSON", "Send a JSON object."
-        raise ApiError(400, "invalid_json", rule, str(error)[:100], remedy) from error
+        raise ApiError(
+            400, "invalid_json", "a body must be JSON", str(error)[:100], "Send a JSON object."
+        ) from error
     if not isinstance(document, dict):
         rule, found = "a body must be a JSON object", _KINDS.get(type(document), document)
         raise ApiError(400, "invalid_json", rule, found)
@@ -359,8 +360,9 @@ def parse_body(path: str, raw: bytes) -> AnyBody:
     prompt = document.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
-            rule, remedy = "a request holds one prompt", "Send one request each; they run together."
+            rule = "a request holds one prompt"
             value = f"{len(prompt)} prompts"
+            remedy = "Send one request each; they run together."
             raise ApiError(400, "unsupported", rule, value, remedy, param="prompt")
         document["prompt"] = prompt = prompt[0]
     other = IdsBody if isinstance(prompt, list) else CompletionBody
@@ -381,7 +383,8 @@ def _field_error(error: ErrorDetails, document: Any) -> ApiError:
         document = document.get(step) if isinstance(document, dict) else document[int(step)]
     param, value = ".".join(place), error["input"]
     if error["type"] == "extra_forbidden" and param in _UNSUPPORTED:
-        rule, found = f"{param} is not supported by UMIM's own engine", "a request that sets it"
+        rule = f"{param} is not supported by UMIM's own engine"
+        found = "a request that sets it"
         remedy = "Leave it out, or serve an exported model behind `umim serve --upstream`."
         return ApiError(400, "unsupported", rule, found, remedy, param=param)
     if error["type"] == "extra_forbidden":

@@ -282,12 +282,14 @@ def _tell_time(
 def chosen_spans(rows: Sequence[PromptRow], options: TuneOptions) -> RuleSet:
     """Choose the spans that together save most of the parts of prompts; digits stay raw."""
     texts = [row.prompt[first:end] for row in rows for first, end in row.parts]
-    rule, found = "requests must hold something that may merge", ", ".join(options.roles)
+    rule = "requests must hold something that may merge"
+    found = ", ".join(options.roles)
     require(bool(texts), CorpusError, rule, f"nothing of {found or 'no role'}", "Name other roles.")
     spans, ids, offsets = candidate_spans(texts, load_tokenizer(options.model), options.longest)
     spans = spans.take(spans.sizes >= SHORTEST[0])
     rule = "requests must hold spans that they repeat: without digits, three times"
-    found, remedy = f"none in {len(ids):,} tokens", "Log more requests, or name other roles."
+    found = f"none in {len(ids):,} tokens"
+    remedy = "Log more requests, or name other roles."
     require(len(spans) > 0, CorpusError, rule, found, remedy)
     return choose_spans(spans, ids, offsets, options.spans)
 
