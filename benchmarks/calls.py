@@ -239,7 +239,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
             ask(model, batch, *prompts(model, batch, edit), merge, options.answers)
             for batch in (some[n : n + _BATCH] for n in range(0, len(some), _BATCH))
         ]
-        found = Answers(*(list(chain(*of)) for of in zip(*batches, strict=True)))
+        found = Answers(*(list(chain(*parts)) for parts in zip(*batches, strict=True)))
         tell(name, found, found if name == "base" else chosen(base, which))
         return found
 
@@ -266,7 +266,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 def chosen(answers: Answers, which: Sequence[int]) -> Answers:
-    return Answers(*([of[n] for n in which] for of in answers))
+    return Answers(*([values[n] for n in which] for values in answers))
 
 
 def prompts(

@@ -189,21 +189,21 @@ def gates(report: Report) -> dict[str, Gate]:
         for batch_size, sides in measured["engines"].items():
             for side, values in sides.items():
                 if side != OURS:
-                    of = f"{backbone}_b{batch_size}_against_{side.replace(', ', '_')}"
-                    gates[of.replace(" ", "_")] = at_least(values["times_ours"]["median"], 1.0)
+                    gate = f"{backbone}_b{batch_size}_against_{side.replace(', ', '_')}"
+                    gates[gate.replace(" ", "_")] = at_least(values["times_ours"]["median"], 1.0)
         for row in measured["rows"]:
-            of = f"{backbone}_b{row['batch_size']}_{row['prompt_tokens']}_{row['rules']}"
+            gate = f"{backbone}_b{row['batch_size']}_{row['prompt_tokens']}_{row['rules']}"
             if row["asked_reduction"] not in (None, 0.5):  # of the break-even table only
                 continue
             if row["phase"] == "prefill" and row["prompt_tokens"] >= PREFILL_FROM:
                 share = row["speedup"] / row["bound"]
-                gates[f"{of}_prefill_of_bound"] = at_least(share, PREFILL_OF_BOUND)
+                gates[f"{gate}_prefill_of_bound"] = at_least(share, PREFILL_OF_BOUND)
             if row["phase"] == "decode":
-                gates[f"{of}_decode"] = at_least(row["speedup"], DECODE_RATIO)
+                gates[f"{gate}_decode"] = at_least(row["speedup"], DECODE_RATIO)
         for part in measured["merging"]:
             if part["prompt_tokens"] >= PREFILL_FROM:
-                of = f"{backbone}_b{part['batch_size']}_{part['prompt_tokens']}_merging_share"
-                gates[of] = at_most(part["share"], MERGING_SHARE)
+                gate = f"{backbone}_b{part['batch_size']}_{part['prompt_tokens']}_merging_share"
+                gates[gate] = at_most(part["share"], MERGING_SHARE)
         if report["dtype"] != "float32":  # elsewhere sums of other orders round differently
             continue
         for batch_size, error in measured["logits_error"].items():

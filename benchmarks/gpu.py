@@ -365,10 +365,11 @@ def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str)
         work = 6.0 * head.rows * head.hidden * head.vocab  # three products
     else:
         batch = random_batch(sizes, device)
-        model, of = DistillModel(batch.merged_model, autocast=True), batch.sizes()
+        model = DistillModel(batch.merged_model, autocast=True)
         sides = {OURS: partial(step_of, batch, model)}
         shape = BackboneShape.of_config(batch.backbone.model.config)
-        work = step_flops(shape, of["tokens"], of["units"], sizes.step_length)
+        counts = batch.sizes()
+        work = step_flops(shape, counts["tokens"], counts["units"], sizes.step_length)
         cut = {"rows": sizes.step_rows, "segment_length": sizes.step_length}
         bounds = step_memory(shape, ModuleForm(), **cut, bf16=True, strategy="ddp", gpus=1)
         shared["bound_bytes"] = bounds["activations, loss"]

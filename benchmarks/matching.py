@@ -180,10 +180,10 @@ def synthetic_rules(per_order: Sequence[int]) -> RuleSet:
 def gates(report: Report) -> dict[str, Gate]:
     gates: dict[str, Gate] = {}
     for name, measured in report["rule_sets"].items():
-        of = name.replace(", ", "_").replace(" ", "_")
+        label = name.replace(", ", "_").replace(" ", "_")
         share, loop = measured["tokenizing_share"], measured["sides"][LOOP]["ratio"]
-        gates[f"{of}_of_tokenizing"] = at_most(share["median"], 0.05)
-        gates[f"{of}_times_python_loop"] = at_least(loop["median"], 5.0)
+        gates[f"{label}_of_tokenizing"] = at_most(share["median"], 0.05)
+        gates[f"{label}_times_python_loop"] = at_least(loop["median"], 5.0)
     measured = [*report["rule_sets"].values(), report["synthetic"]]
     largest = max(rule_set["bytes_per_rule"]["memory"] for rule_set in measured)
     gates["bytes_per_rule_memory"] = at_most(largest, 50.0)

@@ -92,9 +92,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
                 side: [solves(text, row) for text, row in zip(texts, rows, strict=True)]
                 for side, texts in ({"base": base} | answers).items()
             }
-            of = name if target is None else f"{name}, target {100 * target:g}%"
-            report["sets"][of] = figures(solved, saving, new_tokens) | {"rules": len(umim.rules)}
-            print(of, report["sets"][of]["sides"], file=sys.stderr, flush=True)
+            label = name if target is None else f"{name}, target {100 * target:g}%"
+            report["sets"][label] = figures(solved, saving, new_tokens) | {"rules": len(umim.rules)}
+            print(label, report["sets"][label]["sides"], file=sys.stderr, flush=True)
 
 
 def prompts_of(name: str, rows: Sequence[Row]) -> list[Any]:

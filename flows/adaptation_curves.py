@@ -83,7 +83,9 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
         label, made = f"{checkpoint} tau {tau} seed {seed}", {WT: start, **untrained}
         add_settings(run, made, rules, task, cell, config, seed, label)
         asked = [name for name in made if name in config.settings and name not in untrained]
-        return points([(ScoredModel(of, made[of], tau=tau, seed=seed), rules) for of in asked])
+        return points(
+            [(ScoredModel(name, made[name], tau=tau, seed=seed), rules) for name in asked]
+        )
 
     def controlled(name: str, seed: int) -> list[ScoredPoint]:
         training = training_of(cell, seed, recipe.max_tokens, recipe.control_config(name))
@@ -105,7 +107,7 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
         asked = [name for name in untrained if name in recipe.settings]
         ready += [(ScoredModel(name, untrained[name], tau=tau), rules) for name in asked]
         parts += [partial(trained, config, rules, untrained, tau, seed) for seed in recipe.seeds]
-    parts += [partial(controlled, *of) for of in product(recipe.controls, recipe.seeds)]
+    parts += [partial(controlled, *one) for one in product(recipe.controls, recipe.seeds)]
     by_part = run.run_parallel([partial(points, ready), *parts])
     return Curve(checkpoint, start, base, [point for part in by_part for point in part])
 

@@ -145,8 +145,8 @@ def _stage_lines(steps: Sequence[Mapping[str, str]]) -> list[str]:
         kinds.setdefault(step["stage"], []).append(step["of"])
     width = max(map(len, kinds))
     return [
-        f"{kind:<{width}}{len(of):>6}  {', '.join(of[:3])}{', ...' if len(of) > 3 else ''}"
-        for kind, of in kinds.items()
+        f"{kind:<{width}}{len(names):>6}  {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        for kind, names in kinds.items()
     ]
 
 
@@ -245,11 +245,11 @@ def _add_service_command(action: str, summary: str) -> None:
         folder = artifact_root() / "services"
         wanted = services.local_services(folder, prefect_port, mlflow_port)
         states = getattr(services, action)(folder, wanted)
-        lines = [f"{of.name:<15} {of.state:<9} {of.url or ''}".rstrip() for of in states]
+        lines = [f"{one.name:<15} {one.state:<9} {one.url or ''}".rstrip() for one in states]
         if action == "up":
             api, mlflow = f"{wanted[0].url}/api", wanted[1].url
             lines.append(f"export PREFECT_API_URL={api} MLFLOW_TRACKING_URI={mlflow}")
-        emit({"services": [asdict(of) for of in states]}, lines, as_json)
+        emit({"services": [asdict(one) for one in states]}, lines, as_json)
 
 
 for _action, _summary in {

@@ -197,7 +197,11 @@ def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
         rules = confidence_rules_stage(counted=spans, tokenizer=tokenizer, options=options)
         return run.stage(rules, label=label)
     same = (cell.backbone, cell.revision, cell.source, None)
-    sharing = [of for of in recipe.cells if (of.backbone, of.revision, of.source, of.rules) == same]
+    sharing = [
+        other
+        for other in recipe.cells
+        if (other.backbone, other.revision, other.source, other.rules) == same
+    ]
     least = min(other.tau for other in sharing)
     longest = max(other.longest for other in sharing)
     counts = count_stage(
@@ -357,7 +361,10 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
     # The driver only waits for workers, so there may be a cell for each of them.
     most = max(recipe.cluster.parallel_stages, recipe.cluster.workers)
     artifacts = run.run_parallel([*parts, *texts], most)
-    scores = {(task, of.name): score for (task, of), score in zip(places, artifacts, strict=False)}
+    scores = {
+        (task, setting.name): score
+        for (task, setting), score in zip(places, artifacts, strict=False)
+    }
     measured = dict(zip(recipe.texts, artifacts[len(places) :], strict=True))
     table = table_stage(
         header=table_header(recipe),

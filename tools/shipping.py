@@ -209,7 +209,7 @@ def results_of(
         "protocol": recipe.evaluate.model_dump(),
         "texts": {part_label(s): text_figures(metrics, s) for s in names},
         "task_name": task,
-        "task": {side: cell.scores[str(task), of].metrics for side, of in sides.items()},
+        "task": {side: cell.scores[str(task), setting].metrics for side, setting in sides.items()},
         "rounding": _rounding(tokenized, recipe, {"run": checkpoint, "shipped": shipped}),
     }
 

@@ -46,8 +46,8 @@ def _distill_step(report: Report) -> Report:
 def _engine(report: Report) -> Report:
     """Add from which length on merging pays, by backbone."""
     measured = {
-        name: [ThroughputRow(**row) for row in of["rows"]]
-        for name, of in report["backbones"].items()
+        name: [ThroughputRow(**row) for row in figures["rows"]]
+        for name, figures in report["backbones"].items()
     }
     return {"pays": {name: break_even(rows) for name, rows in measured.items()}}
 
@@ -78,8 +78,8 @@ def shipped_parts(report: Report) -> Report:
     for name, part in report["corpus"].items():
         digests = [
             pair
-            for split, of in part["files"].items()
-            for pair in (of.items() if isinstance(of, Mapping) else [("", of)])
+            for split, files in part["files"].items()
+            for pair in (files.items() if isinstance(files, Mapping) else [("", files)])
         ]
         parts.append(part | {"part": part_label(f"_part_{name}"), "digests": digests})
     return {

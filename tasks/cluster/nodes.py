@@ -93,7 +93,9 @@ def require_same_code(nodes: Mapping[str, CodeIdentity]) -> None:
     remedy = "Bring its checkout to the same state, or start its Ray in this one."
     for node, theirs in sorted(nodes.items()):
         other = "sources" if theirs.sources != ours.sources else "lock of packages"
-        there, here = (f"{of.checkout} at {of.commit[:12] or 'no commit'}" for of in (theirs, ours))
+        there, here = (
+            f"{code.checkout} at {code.commit[:12] or 'no commit'}" for code in (theirs, ours)
+        )
         same = (theirs.sources, theirs.lock) == (ours.sources, ours.lock)
         found = f"node {node}: other {other}, {there}; here {here}"
         require(same, ClusterError, _SAME_CODE, found, remedy)

@@ -154,8 +154,8 @@ def comparisons(rows: list[Report]) -> Iterator[tuple[str, list[dict[str, object
         if row["kind"] == CONTROL and not row["kept"]
         for setting, words in _NEXT_TO_CONTROLS.items()
     ]
-    for words, name, of in others:
-        compared = [row for row in rows if name in row["against"] and of.items() <= row.items()]
+    for words, name, fields in others:
+        compared = [row for row in rows if name in row["against"] and fields.items() <= row.items()]
         pairs = [(row, row["against"][name]) for row in compared]
         if pairs:  # by question
             yield words, [_judged(row, to["difference"], to["reach"]) for row, to in pairs]

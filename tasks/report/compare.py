@@ -97,9 +97,9 @@ def _row(result: Result, setting: str, seed: int) -> ComparisonRow:
         "metrics": shown,
         "errors": {name: error for name, error in errors.items() if error is not None},
         "scores": {  # WT shows those of every setting
-            (task, of): _score(TASKS.find(task).metrics, scored.metrics)
-            for (task, of), scored in result.scores.items()
-            if setting == WT or of in (BASE, setting)
+            (task, scored_in): _score(TASKS.find(task).metrics, scored.metrics)
+            for (task, scored_in), scored in result.scores.items()
+            if setting == WT or scored_in in (BASE, setting)
         },
     }
     if result.cell is not None:

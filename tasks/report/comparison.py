@@ -192,7 +192,8 @@ class ComparisonRow(ModuleForm):
     def settings_scored(self, task: str) -> dict[str, dict[str, Measured]]:
         """Return what was measured on a task, by setting, in the order of the table of settings."""
         order = {name: index for index, name in enumerate(setting_names())}
-        by_setting = {setting: score for (of, setting), score in self.scores.items() if of == task}
+        scores = self.scores.items()
+        by_setting = {setting: score for (name, setting), score in scores if name == task}
         return dict(sorted(by_setting.items(), key=lambda item: order.get(item[0], len(order))))
 
     def score(
@@ -315,7 +316,9 @@ _FIELDS: Final = {
 def variants(rows: Sequence[ComparisonRow]) -> dict[str, str]:
     """Return what differs between the rows besides backbone and threshold: field by heading."""
     fields = {name: _FIELDS.get(name, name.replace(" ", "_")) for name in _VARIANTS}
-    return {n: of for n, of in fields.items() if len({getattr(row, of) for row in rows}) > 1}
+    return {
+        n: field for n, field in fields.items() if len({getattr(row, field) for row in rows}) > 1
+    }
 
 
 def comparison(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None = None) -> Table:
@@ -367,7 +370,7 @@ def _notes(rows: Sequence[ComparisonRow], table: Table) -> str:
         ("acc.", "acc.: task accuracy in %."),
         ("prefill", "prefill ×: base time / UMIM time."),
     )
-    said = [text for of, text in sentences if any(of in name for name in headings)]
+    said = [text for word, text in sentences if any(word in name for name in headings)]
     shipped = any(row.source == "shipped" for row in rows)
     said += ["±: one standard error."] if any("±" in cell for cell in cells) else []
     return " ".join([*said, *(["*: shipped checkpoint."] if shipped else [])])

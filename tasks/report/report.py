@@ -211,7 +211,7 @@ def _speed(rows: Sequence[Report]) -> ReportFigure | None:
     for phase in dict.fromkeys(phase for phase, *_ in drawn):
         lines = []
         for index, label in enumerate(labels):
-            points = sorted((float(x), y) for p, of, x, y in drawn if (p, of) == (phase, label))
+            points = sorted((float(x), y) for p, name, x, y in drawn if (p, name) == (phase, label))
             lines += [Line(label, points, index)] if points else []
         axes = {
             "title": phase,
@@ -261,7 +261,7 @@ def _values(data: ReportData, figures: Sequence[ReportFigure]) -> Report:
         for place, lines in zip(data.checkpoints, usages, strict=True)
     ]
     compared = {"summary": summary, "comparison": comparison} if data.rows else {}
-    tables = {name: of(data.rows, data.config) for name, of in compared.items()}
+    tables = {name: make(data.rows, data.config) for name, make in compared.items()}
     config = json.dumps(data.config, indent=2, ensure_ascii=False, default=str)
     return {
         "title": f"UMIM report: {data.recipe}",

@@ -202,7 +202,9 @@ def key_parts(
         if isinstance(value, BaseModel):
             return plain_value(value.model_dump(mode="json"), path)  # which leaves out credentials
         if is_dataclass(value) and not isinstance(value, type):
-            return plain_value({of.name: getattr(value, of.name) for of in fields(value)}, path)
+            return plain_value(
+                {field.name: getattr(value, field.name) for field in fields(value)}, path
+            )
         if isinstance(value, Mapping):
             named = {k if isinstance(k, str) else " | ".join(k): v for k, v in value.items()}
             return members(named, f"{path}.")

@@ -57,8 +57,10 @@ class CorpusText:
         if isinstance(corpus, DocstringCorpus):
             return ReadFiles({})
         if isinstance(corpus, MixtureCorpus):
-            own = {name: of for name, of in corpus.parts.items() if isinstance(of, TextPart)}
-            return ReadFiles({f"{n}.{s}": of.source(s) for n, of in own.items() for s in SPLITS})
+            own = {name: part for name, part in corpus.parts.items() if isinstance(part, TextPart)}
+            return ReadFiles(
+                {f"{n}.{s}": part.source(s) for n, part in own.items() for s in SPLITS}
+            )
         if isinstance(corpus, FilesCorpus):
             sources = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
         further = {f"{OOD}{name}": source for name, source in corpus.out_of_domain.items()}

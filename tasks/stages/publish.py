@@ -95,7 +95,7 @@ def _example(rows: list[ComparisonRow], results: list[Result]) -> Report:
         for setting in result.evaluations
     ]
     merged = [pair for pair in zip(rows, places, strict=True) if pair[0].setting == WT]
-    best, (source, tokenized) = max(merged, key=lambda of: agreement(of[0]))
+    best, (source, tokenized) = max(merged, key=lambda pair: agreement(pair[0]))
     label = f"{best.label} on held-out text"
     if len(merged) > 1:
         label += f" (highest Top-1 of {len(merged)} checkpoints)"

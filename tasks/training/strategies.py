@@ -48,7 +48,7 @@ class DdpStrategy(AdamWStrategy):
             name, rows = found  # their index is the same everywhere: it need not be broadcast
             tensors = (*rows.named_parameters(name), *rows.named_buffers(name))
             nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-                objective, [of for of, _ in tensors]
+                objective, [tensor_name for tensor_name, _ in tensors]
             )
         # No parameter is unused; but only so does DDP keep its buckets as they are. Else it packs
         # them anew after its first step, and three ranks or more that resume add in another order

@@ -54,9 +54,10 @@ def log(folder: Path, count: int) -> Path:
         }
         for n in range(count)
     ]
-    rows += [{"messages": [{"role": "user", "content": "a " * 60}]}] * bool(count)
-    lone = [{"messages": [{"role": "nobody", "content": "a"}]}]
-    (folder / "log.jsonl").write_text("\n".join(map(json.dumps, rows or lone)))
+    too_long, unread = ("user", "a " * 60), ("nobody", "a")
+    role, content = too_long if count else unread
+    rows.append({"messages": [{"role": role, "content": content}]})
+    (folder / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder / "log.jsonl"
 
 

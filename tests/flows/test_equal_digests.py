@@ -88,4 +88,4 @@ def test_eight_pipelines_at_once_share_a_store_that_none_has_made(tmp_path: Path
     for run in pipelines:
         tags = run.data.tags.items()
         named = {n.split(".")[2]: value for n, value in tags if n.startswith("umim.stage.")}
-        assert set(named) == STAGES and set(named.values()) <= {of.info.run_id for of in stages}
+        assert set(named) == STAGES and set(named.values()) <= {run.info.run_id for run in stages}

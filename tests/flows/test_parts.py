@@ -127,7 +127,9 @@ def test_the_alias_of_a_backbone_is_the_first_checkpoint_of_it(
     run = PipelineRun(recipe, tmp_path, ClusterLease(recipe.cluster), registry, "key")
     for backbone, key in (("a", "1"), ("b", "2"), ("a", "3")):
         run.register(backbone, Artifact("distill", key, tmp_path / key, "", executed=True))
-    wanted = [call(of, tmp_path / key / "checkpoint", key) for of, key in (("a", "1"), ("b", "2"))]
+    wanted = [
+        call(name, tmp_path / key / "checkpoint", key) for name, key in (("a", "1"), ("b", "2"))
+    ]
     assert registry.register_checkpoint.mock_calls == wanted
 
 
@@ -154,7 +156,7 @@ def test_evaluating_returns_every_row_and_names_no_report(monkeypatch: pytest.Mo
     rows = [cell_row(cell, metrics={"top1": 0.5}) for cell in cells]
     monkeypatch.setattr(pipeline_flows, "open_pipeline", lambda *names: nullcontext(run))
     monkeypatch.setattr(pipeline_flows, "parts", parts)
-    monkeypatch.setattr(pipeline_flows, "comparison_rows", lambda *of: rows)
-    monkeypatch.setattr(pipeline_flows, "record_comparison", lambda *of: None)
+    monkeypatch.setattr(pipeline_flows, "comparison_rows", lambda *_: rows)
+    monkeypatch.setattr(pipeline_flows, "record_comparison", lambda *_: None)
     table = pipeline_flows.evaluate.fn("any")
     assert all(f"  {row.tau}  " in table for row in rows) and "see the report" not in table

@@ -79,12 +79,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
     try:
         first = states("up")
-        assert {of["state"] for of in first} == {"running"}
+        assert {row["state"] for row in first} == {"running"}
         assert states("status") == states("up") == first
         yield Served(base, environment, first)
     finally:
         last = states("down")
-    assert {of["state"] for of in last} == {"down"}
+    assert {row["state"] for row in last} == {"down"}
 
 
 def test_every_flow_has_a_deployment_and_the_operators_limit_of_the_pool_stays(
@@ -92,14 +92,14 @@ def test_every_flow_has_a_deployment_and_the_operators_limit_of_the_pool_stays(
 ) -> None:
     found = httpx.post(f"{served.api}/deployments/filter", json={}, timeout=60).json()
     assert {"full-pipeline", "mine", "distill", "benchmark", "table"} <= {
-        of["name"] for of in found
+        row["name"] for row in found
     }
     pool = f"{served.api}/work_pools/umim-pool"
     httpx.patch(pool, json={"concurrency_limit": 3}, timeout=60).raise_for_status()
     served.call(sys.executable, "-m", "flows", "deploy")
     assert httpx.get(pool, timeout=60).json()["concurrency_limit"] == 3
     automations = httpx.post(f"{served.api}/automations/filter", json={}, timeout=60).json()
-    assert [of["trigger"]["within"] for of in automations] == [SILENCE]
+    assert [row["trigger"]["within"] for row in automations] == [SILENCE]
 
 
 def test_two_launches_of_one_deployment_share_every_stage(served: Served) -> None:

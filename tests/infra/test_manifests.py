@@ -51,7 +51,7 @@ def walk(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def images(value: Any) -> list[str]:
-    return [of["image"] for of in walk(value) if isinstance(of.get("image"), str)]
+    return [part["image"] for part in walk(value) if isinstance(part.get("image"), str)]
 
 
 def test_every_path_that_the_image_copies_exists_and_reaches_the_builder() -> None:
@@ -78,7 +78,12 @@ def test_images_are_pinned_and_of_the_versions_of_project_and_lock() -> None:
     bases = [name for name in re.findall(r"^FROM (\S+)", text, re.M) if name not in stages]
     for name in (*compose, *kubernetes, *patches, *bases):
         assert (OWN if name.startswith("umim:") else PINNED).fullmatch(name), name
-    rays = [of["rayVersion"] for p in MANIFESTS for of in walk(documents(p)) if "rayVersion" in of]
+    rays = [
+        part["rayVersion"]
+        for path in MANIFESTS
+        for part in walk(documents(path))
+        if "rayVersion" in part
+    ]
     assert rays == [locked("ray")] * 2
 
 
@@ -98,19 +103,19 @@ def test_compose_publishes_on_loopback_alone_checks_health_and_holds_no_secret()
     services = compose["services"]
     ports = [port for service in services.values() for port in service.get("ports", [])]
     assert ports and all(port.startswith("127.0.0.1:") for port in ports)
-    needed = {name for of in services.values() for name in of.get("depends_on", {})}
+    needed = {name for service in services.values() for name in service.get("depends_on", {})}
     assert {name for name in needed if "healthcheck" not in services[name]} == set()
     assert all(
         found == {"condition": "service_healthy"}
-        for of in services.values()
-        for found in of.get("depends_on", {}).values()
+        for service in services.values()
+        for found in service.get("depends_on", {}).values()
     )
     asked = set(re.findall(r"\$\{(\w+):\?", (ROOT / "compose.yaml").read_text("utf-8")))
     offered = re.findall(r"^(\w+)=(.*)$", (ROOT / ".env.example").read_text("utf-8"), re.M)
     assert asked == {name for name, _ in offered}
     assert all(value == "" for _, value in offered)
-    for of in walk(compose):
-        for name, value in of.items():
+    for part in walk(compose):
+        for name, value in part.items():
             if re.search("PASSWORD|SECRET|TOKEN|ACCESS_KEY", str(name)):
                 assert re.fullmatch(r"\$\{\w+:\?[^}]*\}", value), name
 
@@ -118,7 +123,7 @@ def test_compose_publishes_on_loopback_alone_checks_health_and_holds_no_secret()
 def test_kustomizations_name_files_that_exist_and_patches_that_fit() -> None:
     base = yaml.safe_load((KUBERNETES / "base/kustomization.yaml").read_text("utf-8"))
     assert set(base["resources"]) == {path.name for path in MANIFESTS} - {"kustomization.yaml"}
-    kinds = {of["kind"]: of for path in MANIFESTS for of in documents(path)}
+    kinds = {manifest["kind"]: manifest for path in MANIFESTS for manifest in documents(path)}
     wanted = {"RayCluster", "RayJob", "Deployment", "Service", "NetworkPolicy", "Namespace"}
     assert wanted <= set(kinds)
     for overlay in ("cpu", "gpu"):
@@ -135,7 +140,7 @@ def test_kustomizations_name_files_that_exist_and_patches_that_fit() -> None:
 
 
 def test_every_container_is_confined_and_has_no_token_of_the_cluster() -> None:
-    pods = [of for p in MANIFESTS for of in walk(documents(p)) if "containers" in of]
+    pods = [part for path in MANIFESTS for part in walk(documents(path)) if "containers" in part]
     assert len(pods) == 7
     for pod in pods:
         assert pod["automountServiceAccountToken"] is False
@@ -148,7 +153,7 @@ def test_every_container_is_confined_and_has_no_token_of_the_cluster() -> None:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_pin_their_actions_and_ask_for_no_more_than_they_need(path: Path) -> None:
     (workflow,) = documents(path)
-    used = [of["uses"] for of in walk(workflow) if "uses" in of]
+    used = [part["uses"] for part in walk(workflow) if "uses" in part]
     assert used and all(re.search(r"@v\d+\.\d+\.\d+$", name) for name in used)
     assert workflow["permissions"] == {"contents": "read"}
     assert all("timeout-minutes" in job for job in workflow["jobs"].values())
@@ -176,11 +181,13 @@ def test_manifests_fit_the_schemas_of_kubernetes(path: Path) -> None:
         checked = [] if manifest["kind"] == "Kustomization" else [manifest]
         if manifest["kind"] in ("RayCluster", "RayJob"):
             pods = [
-                of for of in walk(manifest) if set(of) == {"spec"} and "containers" in of["spec"]
+                part
+                for part in walk(manifest)
+                if set(part) == {"spec"} and "containers" in part["spec"]
             ]
             assert len(pods) == 2
             pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}}
-            checked = [pod | {"template": of} for of in pods]
+            checked = [pod | {"template": template} for template in pods]
         for one in checked:
             kubernetes_validate.validate(one, "1.31", strict=True)
 

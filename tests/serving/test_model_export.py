@@ -466,7 +466,8 @@ def test_units_of_a_chat_begin_those_of_the_next_turn(roles: tuple[Role, ...]) -
         parts = {"tools": 2, "system": 1, "user": turn // 2 + 1, "tool": (turn + 1) // 2}
         contents = sum(parts[role] for role in roles)
         # Of a tool, what stands before and behind its name, which calls spell.
-        assert len(ranges) == contents + parts["tools"] * ("tools" in roles)
+        halves = parts["tools"] if "tools" in roles else 0
+        assert len(ranges) == contents + halves
         assert len(merged) < len(ids) - 2 * contents
         assert merged[: len(begun)] == begun
         reply = "The sum of the array elements over the axis."

@@ -48,7 +48,7 @@ class TinyCorpus:
         ids = skewed_ids(size)
         tokenizer.save_pretrained(folder / "tokenizer")
         documents = np.split(ids, np.arange(70, size, 70))
-        texts = ({"text": " ".join(tokenizer.convert_ids_to_tokens(of))} for of in documents)
+        texts = ({"text": " ".join(tokenizer.convert_ids_to_tokens(row))} for row in documents)
         write_rows(folder / "texts.jsonl", texts)
         artifact = made(folder, "tokenize", lambda out: write_documents(out / "train", *documents))
         return cls(ids, artifact, str(folder / "tokenizer"))

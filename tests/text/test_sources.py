@@ -396,7 +396,7 @@ def test_a_torn_packed_file_is_an_error_even_where_bad_rows_are_allowed(
     kind: str, packer: str, keep: float
 ) -> None:
     lines = [f'{{"text": "{i * 7919 % 10007}"}}' for i in range(10_000)]
-    data = ("[" * (kind == "json") + ",\n"[kind != "json" :].join(lines)).encode()
+    data = ("[" + ",\n".join(lines) if kind == "json" else "\n".join(lines)).encode()
     packed = PACKERS[packer](data)
     write(f"a.{kind}{packer}", packed[: int(len(packed) * keep)])
     with pytest.raises(CorpusError, match=rf"a\.{kind}\{packer}: the file must be readable and"):

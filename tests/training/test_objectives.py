@@ -150,9 +150,9 @@ def test_a_short_run_scores_the_questions_that_it_will_ask_and_no_others(
     asked, first = planned_items(config, 7, 101), batch_indices(7, 0, 4, 101)
     assert len(asked) == 12 and {*first} < {*asked} < {*range(101)}
     model = fresh_model(tiny_llama, [(1, 2)])
-    of = model.require_module(), model, questions(101, 0)
-    short = preference(*of, batch_size=4, items={"train": asked, "valid": spread_rows(3, 2)})
-    whole = preference(*of, batch_size=4)
+    given = model.require_module(), model, questions(101, 0)
+    short = preference(*given, batch_size=4, items={"train": asked, "valid": spread_rows(3, 2)})
+    whole = preference(*given, batch_size=4)
     assert (len(short.start["reference"]), len(whole.start["reference"])) == (42, 312)
     torch.testing.assert_close(short(first).total, whole(first).total, atol=1e-5, rtol=0.0)
     assert short.validation_sums(0, 1, 2) == pytest.approx(whole.validation_sums(0, 1, 2))

@@ -57,7 +57,8 @@ def emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
 
 def write(text: str, *, newline: bool = True) -> None:
     """Print a text at once; what stdout's encoding lacks ``telling`` escapes."""
-    sys.stdout.write(text + "\n" * newline)  # click would write UTF-8 into an ASCII stdout
+    # click would write UTF-8 into an ASCII stdout.
+    sys.stdout.write(f"{text}\n" if newline else text)
     sys.stdout.flush()
 
 

@@ -144,8 +144,10 @@ class MergeModule(nn.Module):
         """Return the SHA-256 of form and weights, in the data type that they have."""
         form, residual = self._form, self._form.residual
         described = [form.kind, form.depth, form.module_positions, self.num_heads, str(self.dtype)]
-        described += [residual] * (residual != "none")  # digests without one stay
-        described += [str(self.longest)] * (self.longest != LONGEST)  # likewise
+        if residual != "none":  # digests without one stay
+            described.append(residual)
+        if self.longest != LONGEST:  # likewise
+            described.append(str(self.longest))
         digest = hashlib.sha256(canonical_json(described).encode())
         for name, value in sorted(self.state_dict().items()):
             digest.update(canonical_json([name, list(value.shape)]).encode())

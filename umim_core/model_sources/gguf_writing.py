@@ -89,9 +89,9 @@ def _config(directory: Path) -> dict[str, Any]:
     family, window = config.get("model_type"), config.get("sliding_window")
     rule = f"a GGUF file is written of the architectures {', '.join(ARCHITECTURES)}"
     require(family in ARCHITECTURES, BackboneError, rule, family, _REMEDY)
-    slides = config.get("layer_types") or ["full_attention"] * (window is None)
-    rule = "a GGUF file is written of full attention"
-    require(set(slides) == {"full_attention"}, BackboneError, rule, window, _REMEDY)
+    layers = config.get("layer_types")
+    full = set(layers) == {"full_attention"} if layers else window is None
+    require(full, BackboneError, "a GGUF file is written of full attention", window, _REMEDY)
     heads = config["num_attention_heads"]
     sized = {"head_dim": config["hidden_size"] // heads, "num_key_value_heads": heads}
     return config | {key: config.get(key) or value for key, value in sized.items()}

@@ -224,7 +224,7 @@ class PreferenceObjective(Objective):
         self.batch_size = min(batch_size, micro_batch or batch_size)
         self.num_items, self.num_valid = len(train), len(valid)
         every = {split: range(len(questions)) for split, questions in self._questions.items()}
-        self._scored = [(split, index) for split, of in (items or every).items() for index in of]
+        self._scored = [(s, index) for s, indices in (items or every).items() for index in indices]
         ends = np.cumsum([len(self._questions[s][i].endings) for s, i in self._scored]).tolist()
         self._answers = dict(zip(self._scored, map(slice, [0, *ends], ends), strict=False))
 

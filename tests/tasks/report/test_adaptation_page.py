@@ -50,7 +50,7 @@ def points(taus: tuple[int, ...] = (50, 5), seeds: tuple[int, ...] = (0,)) -> li
                 more: Report = {"difference": lost["difference"] + gain + 0.002 * seed}
                 more["against"] = {"WT + Rules": against(gain + 0.002 * seed)}
                 more["against"] |= {
-                    name: against(more["difference"] - of) for name, of in CONTROLS.items()
+                    name: against(more["difference"] - gain) for name, gain in CONTROLS.items()
                 }
                 found.append(point(setting, tau, seed, **lost | more))
     for name, gain in CONTROLS.items():

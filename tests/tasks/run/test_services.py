@@ -47,7 +47,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
 def test_a_service_outlives_its_command_is_found_again_and_ends_with_its_children(
     service: Service, tmp_path: Path
 ) -> None:
-    assert [of.state for of in status(tmp_path, [service])] == ["down"]
+    assert [one.state for one in status(tmp_path, [service])] == ["down"]
     program = "from pathlib import Path; from tasks.run.services import Service, up; "
     program += f"print(up(Path({str(tmp_path)!r}), [{service!r}])[0].state)"
     assert output_of(sys.executable, "-c", program) == "running\n"
@@ -59,7 +59,7 @@ def test_a_service_outlives_its_command_is_found_again_and_ends_with_its_childre
     with pytest.raises(ClusterError, match="the port of other must be free"):
         up(tmp_path, [other])
     assert service.url and httpx.get(service.url, timeout=120).is_success
-    assert [of.state for of in status(tmp_path, [service, other])] == ["running", "down"]
+    assert [one.state for one in status(tmp_path, [service, other])] == ["running", "down"]
 
     assert local_services(tmp_path)[1].port == service.port
     assert local_services(tmp_path, None, service.port)[1].port == service.port
@@ -130,7 +130,7 @@ def test_a_process_may_show_no_environment_for_a_while(
         with pytest.raises(ClusterError, match="no answer in"):
             up(tmp_path, [slow])
         monkeypatch.setattr(psutil.Process, "environ", environ)
-        assert [of.state for of in status(tmp_path, [slow])] == [left]
+        assert [one.state for one in status(tmp_path, [slow])] == [left]
     finally:
         down(tmp_path, [slow])
 
@@ -144,7 +144,7 @@ def test_a_process_that_ends_while_it_is_looked_at_has_ended(
     found = [[ended], [unmarked], [unmarked]]
     monkeypatch.setattr(services, "_processes", lambda *_, **__: found.pop() if found else [])
     assert local_services(tmp_path)[1].port == 5000
-    assert [of.state for of in down(tmp_path, [Service("mlflow", [], "http://x/")])] == ["down"]
+    assert [one.state for one in down(tmp_path, [Service("mlflow", [], "http://x/")])] == ["down"]
 
 
 def test_what_a_service_starts_as_it_ends_is_ended_too(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_a_service_starts_as_it_ends_is_ended_too(tmp_path: Path) -> None:
     services._start(tmp_path, late)
     while "ready" not in (tmp_path / "late.log").read_text():
         time.sleep(0.01)
-    assert [of.state for of in down(tmp_path, [late])] == ["down"]
+    assert [one.state for one in down(tmp_path, [late])] == ["down"]
 
 
 def test_everything_listens_on_loopback_and_keeps_its_data_in_the_folder(tmp_path: Path) -> None:

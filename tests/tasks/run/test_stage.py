@@ -49,7 +49,7 @@ def test_files_and_numbers_count_in_what_depends_on_a_stage_and_times_do_not(
 def test_whatever_a_stage_is_made_from_is_in_its_key() -> None:
     config, inputs = {"tau": 6, "excluded": [1, 2]}, {"tokens": "b" * 64}
     changes = ({"name": "recount"}, {"version": 2}, {"config": config}, {"inputs": inputs})
-    assert len({SPEC.key, *(dataclasses.replace(SPEC, **of).key for of in changes)}) == 5
+    assert len({SPEC.key, *(dataclasses.replace(SPEC, **change).key for change in changes)}) == 5
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc", "a/../../b"])

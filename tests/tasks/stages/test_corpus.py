@@ -115,7 +115,7 @@ def files(source: dict[str, Any], **more: dict[str, Any]) -> FilesCorpus:
 
 
 def mixture(**parts: dict[str, Any]) -> MixtureCorpus:
-    own = {name: {"kind": "files", **dict.fromkeys(SPLITS, of)} for name, of in parts.items()}
+    own = {name: {"kind": "files", **dict.fromkeys(SPLITS, part)} for name, part in parts.items()}
     return MixtureCorpus.model_validate({"parts": own})
 
 
@@ -148,14 +148,14 @@ def test_how_a_file_is_read_decides_the_corpus(
 
 @pytest.mark.parametrize("name", ["paths", "name"])
 def test_a_name_that_the_user_gives_is_no_place(tmp_path: Path, rows: str, name: str) -> None:
-    of = {"kind": "jsonl", "paths": [rows]}
-    plain: Any = without_places(mixture(**{name: of}, b=of))
+    part = {"kind": "jsonl", "paths": [rows]}
+    plain: Any = without_places(mixture(**{name: part}, b=part))
     assert plain["parts"].keys() == {name, "b"}
     assert all("paths" not in part["train"] for part in plain["parts"].values())
-    further: Any = without_places(files(of, **{name: of}))
+    further: Any = without_places(files(part, **{name: part}))
     assert further["out_of_domain"].keys() == {name}
     # Order and cut of the documents are of the part by that name.
-    assert key(mixture(**{name: of}, b=of)) != key(mixture(c=of, b=of))
+    assert key(mixture(**{name: part}, b=part)) != key(mixture(c=part, b=part))
     docs = {"parts": {name: {"kind": "docstrings"}}}
     texts = [MixtureCorpus.model_validate(docs | {"max_characters": most}) for most in (9, 10)]
     assert key(texts[0]) != key(texts[1])

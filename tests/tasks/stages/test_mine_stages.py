@@ -70,7 +70,8 @@ def test_the_stage_counts_every_ngram_that_reaches_tau(
     sizes = [len([gram for gram in want if len(gram) == n]) for n in ORDERS]
     assert min(sizes) > 50
     keys, support = (
-        {n: np.load(counted.path / f"{of}_{n}.npy") for n in ORDERS} for of in ("keys", "support")
+        {n: np.load(counted.path / f"{name}_{n}.npy") for n in ORDERS}
+        for name in ("keys", "support")
     )
     assert as_dict(NgramCounts(keys, support, TAU)) == want
     assert [counted.metrics[f"ngrams_{n}"] for n in ORDERS] == sizes

@@ -219,7 +219,7 @@ def test_everything_a_stage_is_given_counts_but_what_is_free(
         assert {**spec.config, **before[0]} == spec.config and spec.inputs == before[1]
         for path, changed in variations(given):
             assert isinstance(changed, dict)
-            above = {of for of in free if f"{path}.".startswith(f".{of}.")}
+            above = {name for name in free if f"{path}.".startswith(f".{name}.")}
             kept |= above
             assert (key_parts(changed, free) == before) == bool(above), path
         for fact, change in OTHER_PLACES.items():
