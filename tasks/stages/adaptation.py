@@ -162,7 +162,8 @@ def read_scores(artifact: Artifact) -> ChoiceScores:
 
 def compared(own: ChoiceScores, base: ChoiceScores | None) -> Metrics:
     """Return a model's figures, and their differences to the base model paired by question."""
-    hits, margins, zeros = own.hits(), own.margins(), [0.0] * len(own.golds)
+    hits, margins = own.hits(), own.margins()
+    zeros = [0.0] * len(own.golds)
     metrics: Metrics = {
         "questions": float(len(own.golds)),
         "token_reduction": own.total.context_token_reduction or 0.0,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from support.merged_models import fresh_model
-from support.tiny_models import random_backbone
+from support.tiny_models import FAMILIES, random_backbone
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_identity import model_identity
 from umim_core.backbone.split import with_held_weights
@@ -23,7 +23,6 @@ from umim_core.training.packed_trunk import PackedTrunk
 from umim_core.training.step import DistillModel
 
 VOCAB = 19
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "gpt-neox", "gpt2", "gpt-neo")
 
 
 def build(family: str) -> Backbone:

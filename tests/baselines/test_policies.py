@@ -388,7 +388,8 @@ def test_the_first_layer_keeps_what_an_account_in_lists_keeps(family: str) -> No
 
 def seen_by(weights: list[list[float]], heavy: int, newest: int) -> list[set[int]]:
     """Columns that each query of one head sees, as H2O's code for lm-eval has it, in lists."""
-    tokens, scores, found = len(weights), [0.0] * len(weights), []
+    tokens = len(weights)
+    scores, found = [0.0] * tokens, []
     for query in range(tokens):
         if query < heavy:
             hitters = set(range(query + 1))

@@ -257,9 +257,9 @@ def test_init_gives_the_last_embedding_and_what_generates(
     done = umim("init", "model", "--rules", "rules", "--out", "start")
     assert done.code == 0, done.err
     assert ("name:" in done.out) == root_is_writable
-    checkpoint, backbone, span = Checkpoint.load("start"), load_backbone("model"), [[3, 4, 5]]
-    made = checkpoint.module(backbone.embed(torch.tensor(span)), torch.tensor([3]))
-    assert torch.equal(made, backbone.embed(torch.tensor(span))[:, -1])
+    checkpoint, backbone = Checkpoint.load("start"), load_backbone("model")
+    span = backbone.embed(torch.tensor([[3, 4, 5]]))
+    assert torch.equal(checkpoint.module(span, torch.tensor([3])), span[:, -1])
     assert checkpoint.config.training["steps"] == 0
     command = next(shlex.split(line) for line in done.out.splitlines() if "umim generate" in line)
     assert umim(*command[1:3], "-c", "start", "--max-new-tokens", 2).code == 0

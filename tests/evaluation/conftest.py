@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from support.merged_models import fresh_model
-from support.tiny_models import random_model, tiny_config
+from support.tiny_models import byte_level_bpe, random_model, tiny_config
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 
@@ -64,18 +63,9 @@ def task_config(
 
 def byte_tokenizer(alphabet: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
     """A BPE tokenizer trained on ``TEXT``, of all bytes or some; it adds no special tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=290,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=alphabet or pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
-    )
+    end = "<|endoftext|>"
+    bpe = byte_level_bpe([TEXT], 290, [end], alphabet)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=end, eos_token=end)
 
 
 def save_backbone(directory: Path, seed: int = 0) -> Path:

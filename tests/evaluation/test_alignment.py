@@ -177,7 +177,8 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
     monkeypatch.setitem(alignment._HEAD_ROWS, "cpu", 7)  # several chunks of logits a batch
     merged_model, rows = placed(model_of(spans, family), unit_positions), rows_of(spans)
     backbone, matcher = merged_model.backbone, merged_model.require_matcher()
-    module, aligned, states, by_row = merged_model.module, [], [], []
+    module = merged_model.module
+    aligned, states, by_row = [], [], []
     for row in rows:
         by_row.append([])
         starts, lengths = matcher.segment(row)

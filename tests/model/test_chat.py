@@ -197,7 +197,8 @@ def talker(umim: UMIM, monkeypatch: pytest.MonkeyPatch) -> UMIM:
 def test_the_contents_of_these_roles_merge(
     talker: UMIM, roles: tuple[Role, ...], recommended: bool
 ) -> None:
-    umim, options, tokenizer = talker, {"roles": roles}, talker.backbone.require_tokenizer()
+    umim, options = talker, {"roles": roles}
+    tokenizer = talker.backbone.require_tokenizer()
     if recommended:
         checkpoint = umim.checkpoint.recommending("prompt", 0, roles)
         umim, options = UMIM(umim.backbone, checkpoint), {}

@@ -10,10 +10,9 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGUFValueType
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel
 
-from support.tiny_models import random_model, tiny_config
+from support.tiny_models import byte_level_bpe, random_model, tiny_config
 
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE: Final = (
@@ -35,17 +34,7 @@ _TYPES: Final = {
 
 def tiny_bpe() -> dict[str, Any]:
     """Return the ``tokenizer.json`` of a byte-level BPE of about 320 tokens."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(_TEXT, trainer)
-    return dict(json.loads(bpe.to_str()))
+    return dict(json.loads(byte_level_bpe(_TEXT, 320, SPECIAL).to_str()))
 
 
 def tiny_llama(pipeline: dict[str, Any], seed: int = 0, **settings: object) -> PreTrainedModel:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -22,6 +22,7 @@ from transformers import (
 
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 
+FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "phi", "gpt-neox", "gpt2", "gpt-neo")
 SIZES: Final[dict[str, Any]] = {
     "vocab_size": 32,
     "hidden_size": 16,
@@ -109,6 +110,23 @@ def word_tokenizer(
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unk_token))
     backend.pre_tokenizer = split
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=unk_token, **special)
+
+
+def byte_level_bpe(
+    texts: Iterable[str], size: int, special: Sequence[str], alphabet: Sequence[str] | None = None
+) -> Tokenizer:
+    """Train a BPE of about ``size`` tokens on texts, over all bytes or some of them."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=list(special),
+        initial_alphabet=alphabet or pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return bpe
 
 
 def letter_tokenizer(letters: str) -> PreTrainedTokenizerFast:

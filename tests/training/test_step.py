@@ -19,7 +19,7 @@ from support import engine_matrix
 from support.engine_matrix import random_prompts, random_rules
 from support.merge_modules import FORMS, give_rows
 from support.merged_models import fresh_model, oracle_states, random_merged_model, units_of
-from support.tiny_models import forwards_of, random_model, tiny_config
+from support.tiny_models import FAMILIES, forwards_of, random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import CorpusError
@@ -29,7 +29,6 @@ from umim_core.training.step import DistillModel
 
 Rows = list[NDArray[np.int64]]
 VOCAB = 23
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "gpt-neox", "gpt2", "gpt-neo")
 # Merges first, last, in a row, alone, everywhere, nowhere; rows of 1 to 13 tokens.
 UNITS = [[2, 1, 1], [1, 1, 3], [1, 2, 3, 4, 1, 1, 1], [4], [2, 2, 2], [1, 1, 1, 1], [1]]
 ALIGNED = 3 + 1 + 6 + 1 + 3

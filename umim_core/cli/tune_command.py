@@ -101,7 +101,8 @@ def tune(
         compared = tune_checkpoint(rows, options, target.directory)
     document = {**asdict(compared), "left_out": dict(left.reasons)}
     lines = [*left.lines("not counted: "), *_lines(compared, time.monotonic() - began)]
-    place, checkpoint, export = target.directory, target.directory / "checkpoint", list[str]()
+    place, checkpoint = target.directory, target.directory / "checkpoint"
+    export: list[str] = []
     with suppress(ConfigError):  # other engines do not read every checkpoint
         check_exportable(read_config(checkpoint))
         exported = str(place.with_name(f"{place.name}-exported"))
