@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Umim, document
 from support.merged_models import fresh_model
+from support.ngram_oracle import rules_of_counts
 from support.servers import COMPLETIONS, HTTP, Served, piece
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
@@ -343,16 +344,9 @@ HELD_OUT = [1, 2, 10, 3, 4, 5, 2, 1]  # twice [1 2] 10 [3 4 5] [2 1], one segmen
 
 
 def ruleset(counted: dict[tuple[int, ...], int], fingerprint: str | None) -> RuleSet:
-    rows = {n: sorted(span for span in counted if len(span) == n) for n in (2, 3, 4)}
-    return RuleSet(
-        {n: np.array(rows[n], np.int32).reshape(-1, n) for n in rows},
-        {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
-        RuleOrigin(
-            options=RuleOptions(tau=5, segment_length=8, min_documents=2),
-            tokenizer_fingerprint=fingerprint,
-            corpus_digest="c" * 64,
-        ),
-    )
+    options = RuleOptions(tau=5, segment_length=8, min_documents=2)
+    origin = RuleOrigin(options=options, tokenizer_fingerprint=fingerprint, corpus_digest="c" * 64)
+    return rules_of_counts(counted, origin)
 
 
 @pytest.fixture

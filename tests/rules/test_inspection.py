@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from fractions import Fraction
 from itertools import combinations, product
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.ngram_oracle import flat
+from support.ngram_oracle import flat, rules_of_counts
 from support.unit_counts import units_of
 from umim_core.merging.module import MergeModule
 from umim_core.rules.inspection import (
@@ -32,14 +31,6 @@ COUNTED = st.dictionaries(SPANS, st.integers(1, 9), max_size=12)
 ROWS = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=4).filter(any)
 
 
-def ruleset(counted: dict[Span, int]) -> RuleSet:
-    rows = {n: sorted(span for span in counted if len(span) == n) for n in range(2, 7)}
-    return RuleSet(
-        {n: np.array(rows[n], np.int32).reshape(-1, n) for n in rows},
-        {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
-    )
-
-
 def reduction(rows: list[list[int]], spans: Iterable[Span]) -> float:
     tokens = sum(map(len, rows))
     return (tokens - sum(len(units_of(row, spans)) for row in rows)) / tokens
@@ -49,17 +40,20 @@ def reduction(rows: list[list[int]], spans: Iterable[Span]) -> float:
 def test_coverage_counts_tokens_segments_and_spans_of_each_order(
     counted: dict[Span, int], rows: list[list[int]]
 ) -> None:
-    found = coverage(*flat(rows), Matcher(ruleset(counted)))
+    rules = rules_of_counts(counted)
+    found = coverage(*flat(rows), Matcher(rules))
     lengths = [length for row in rows for _, length in units_of(row, counted)]
     assert (found.tokens, found.segments) == (sum(map(len, rows)), len(rows))
-    assert found.spans == {n: lengths.count(n) for n in range(2, 7)}
+    assert found.spans == {n: lengths.count(n) for n in rules.orders}
     assert found.token_reduction == reduction(rows, counted)
 
 
 @given(COUNTED, st.integers(0, 14))
 def test_top_rules_come_by_count_then_order_then_ids(counted: dict[Span, int], most: int) -> None:
     expected = sorted(counted, key=lambda span: (-counted[span], len(span), span))
-    assert top_rules(ruleset(counted), most) == [Rule(s, counted[s]) for s in expected[:most]]
+    assert top_rules(rules_of_counts(counted), most) == [
+        Rule(s, counted[s]) for s in expected[:most]
+    ]
 
 
 @pytest.mark.parametrize(

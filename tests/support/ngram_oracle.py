@@ -68,6 +68,17 @@ def grams_of(rules: RuleSet) -> Grams:
     return named(rules.ids_by_order, rules.support_by_order)
 
 
+def rules_of_counts(counts: Grams, origin: RuleOrigin | None = None) -> RuleSet:
+    """Make the rules that have these counts."""
+    orders = orders_to(max(map(len, counts), default=0))
+    rows = {n: sorted(gram for gram in counts if len(gram) == n) for n in orders}
+    return RuleSet(
+        {n: np.array(rows[n], np.int32).reshape(-1, n) for n in orders},
+        {n: np.array([counts[gram] for gram in rows[n]], np.int64) for n in orders},
+        origin or RuleOrigin(),
+    )
+
+
 def named(ids: dict[int, np.ndarray], values: dict[int, np.ndarray]) -> Grams:
     """Return values [R_n] of grams [R_n, n] per order by gram."""
     return {
