@@ -132,7 +132,8 @@ def _rows(directory: Path, weights: dict[str, torch.Tensor], rules: RuleSet) -> 
 def read_weights(path: Path, expected: Mapping[str, Shape]) -> dict[str, torch.Tensor]:
     """Read exactly the tensors of these names and shapes, checked before any is allocated."""
     limit = 2 * sum(4 * int(np.prod(shape)) for shape in expected.values()) + (1 << 20)
-    size, remedy = path.stat().st_size, "These are other weights; name another directory."
+    size = path.stat().st_size
+    remedy = "These are other weights; name another directory."
     rule = f"{path} must have at most {limit} bytes"
     require(size <= limit, CheckpointError, rule, f"{size} bytes", remedy)
     declared = _declared(path)

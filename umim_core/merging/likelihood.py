@@ -101,7 +101,8 @@ def token_log_probs(rows: Sequence[AnyInts], merged_model: MergedModel) -> list[
 
 
 def check_rows(rows: Sequence[AnyInts], vocab_size: int) -> None:
-    sizes, rule = [np.size(row) for row in rows], "every row must hold at least one token"
+    sizes = [np.size(row) for row in rows]
+    rule = "every row must hold at least one token"
     require(min(sizes, default=0) > 0, EvaluationError, rule, sizes, "Drop empty rows.")
     for b, row in enumerate(rows):
         id_array(row, vocab_size, f"row {b}: ", EvaluationError)

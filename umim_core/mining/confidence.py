@@ -55,7 +55,8 @@ def confidence_counts(
         borders = np.asarray(offsets[first : first + batch_size + 1])
         tokens = read_ids(ids, int(borders[0]), int(borders[-1]))
         rule = f"ids must lie in 0..{backbone.vocab_size - 1}, the backbone's vocabulary"
-        most, remedy = int(tokens.max(initial=0)), "Tokenize the corpus with its own tokenizer."
+        most = int(tokens.max(initial=0))
+        remedy = "Tokenize the corpus with its own tokenizer."
         require(most < backbone.vocab_size, CorpusError, rule, most, remedy)
         sure = _log_probs(backbone, tokens, borders - borders[0]) > math.log(min_probability)
         sure &= ~np.isin(tokens, dropped)

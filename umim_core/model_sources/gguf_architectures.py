@@ -160,7 +160,8 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         "vocab_size": tokens if embeddings is None else embeddings.shape[0],
         **architecture.settings,
     }
-    rows, rule = config["vocab_size"], "a GGUF file must have an embedding for every token"
+    rows = config["vocab_size"]
+    rule = "a GGUF file must have an embedding for every token"
     require(rows >= tokens, BackboneError, rule, f"{rows} for {tokens}", DAMAGED)
     return config
 

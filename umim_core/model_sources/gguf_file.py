@@ -138,7 +138,8 @@ def read_gguf(path: Path) -> GgufFile:
         data = np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
         raise unreadable(path, error) from error
-    begin, remedy = data[: len(MAGIC)].tobytes(), "Name a .gguf file, or a Hugging Face directory."
+    begin = data[: len(MAGIC)].tobytes()
+    remedy = "Name a .gguf file, or a Hugging Face directory."
     rule = "a GGUF file must start with the letters GGUF"
     require(begin == MAGIC, BackboneError, rule, f"{path} starts with {begin!r}", remedy)
     return _Reader(path, data).read()

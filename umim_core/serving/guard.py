@@ -135,7 +135,8 @@ class Guard:
             rule = "requests need the server's bearer token"
             fine = known or path in _OPEN
             return None if fine else api.ApiError(401, "unauthorized", rule, "none that fits")
-        host, remedy = headers.get("host", "").lower(), "Name a token by --api-key-env."
+        host = headers.get("host", "").lower()
+        remedy = "Name a token by --api-key-env."
         if not _LOCAL.fullmatch(host):
             rule = "without a token the host must be 127.0.0.1, localhost or [::1]"
             return api.ApiError(400, "unknown_host", rule, "another one", remedy)

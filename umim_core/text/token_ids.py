@@ -165,7 +165,8 @@ def check_offsets(offsets: Offsets, size: int) -> None:
 
 def check_encodable(text: str) -> None:
     """Refuse what is no text or has a lone surrogate: no tokenizer takes it, and none says why."""
-    kind, remedy = type(text).__name__, "Decode bytes, and give one text at a time."
+    kind = type(text).__name__
+    remedy = "Decode bytes, and give one text at a time."
     require(isinstance(text, str), CorpusError, "a text must be a string", kind, remedy)
     if not text.isascii() and (error := encoding_error(text)) is not None:
         raise CorpusError(
