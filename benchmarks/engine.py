@@ -41,6 +41,7 @@ from benchmarks.runner import (
 )
 from benchmarks.subjects import BACKBONES, Ids, Subject, subject
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.devices import default_device
 from umim_core.backbone.model_files import DTYPES
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.config.model_base import validated
@@ -255,7 +256,7 @@ BENCHMARK: Final = Benchmark(
         "pairs": 10,
         "warmup": 2,
         "dtype": {"default": "float32", "choices": tuple(DTYPES)},
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "device": default_device(),
     },
     measure=run,
     gates=gates,

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks.runner import Benchmark, Gate, Report, alternate, at_least, at_most, ratio, spread
 from benchmarks.subjects import BACKBONES, Subject, mined_rules, subject
+from umim_core.backbone.devices import default_device
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import CorpusError, require
 from umim_core.merging.likelihood import token_log_probs
@@ -140,7 +141,7 @@ BENCHMARK: Final = Benchmark(
         "length": 512,
         "rows": 8,
         "pairs": 10,
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "device": default_device(),
     },
     measure=run,
     gates=gates,

@@ -29,6 +29,7 @@ from benchmarks.distill_step import Result, compare, gradient_of
 from benchmarks.runner import Benchmark, Gate, Report, at_least, at_most, no_error_gate_missed
 from benchmarks.subjects import CHECKPOINT, Ids, Subject, subject
 from umim_core.adaptation.choices import EncodedQuestion
+from umim_core.backbone.devices import default_device
 from umim_core.backbone.shape import BackboneShape
 from umim_core.errors import CorpusError, require
 from umim_core.merging.merged_model import MergedModel
@@ -127,7 +128,7 @@ BENCHMARK: Final = Benchmark(
         "context": 96,
         "ending": 24,
         "rounds": 10,
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "device": default_device(),
     },
     measure=run,
     gates=gates,
