@@ -122,9 +122,9 @@ def prepare(run: PipelineRun) -> Sources:
     require_own_names(recipe.name, recipe.cells)
     texts = _texts(run, recipe.corpus)
     wanted = {
-        name: texts[of]
+        name: texts[kind]
         for name in (recipe.tasks if recipe.task is not None else ())
-        if (of := TASKS.find(name).corpus or recipe.corpus.kind) in texts
+        if (kind := TASKS.find(name).corpus or recipe.corpus.kind) in texts
     }
     questions = {}
     for name, corpus in wanted.items():

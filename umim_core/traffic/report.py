@@ -225,7 +225,8 @@ def _cached(ids: Ids, known: set[int]) -> int:
     chain = cached = 0
     for start in range(0, len(ids) - BLOCK + 1, BLOCK):
         chain = hash((chain, ids[start : start + BLOCK].tobytes()))  # of all up to here
-        cached += BLOCK * (chain in known)
+        if chain in known:
+            cached += BLOCK
         known.add(chain)
     return cached
 
