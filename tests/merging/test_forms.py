@@ -313,3 +313,18 @@ def test_a_digest_stands_for_form_weights_and_data_type() -> None:
     long.load_state_dict(module.state_dict())
     digests |= {long.digest(), module.bfloat16().digest()}
     assert len(digests) == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "digest"),
+    [
+        ({}, "3868ff43e07f2f521a48c1eeed216f8e"),
+        ({"form": ModuleForm(residual="last")}, "6f8a7cbd96625fc247e5f60445988b51"),
+        ({"longest": 16}, "6661afd8e9f166a5e0a7ce932192a7d1"),
+    ],
+)
+def test_digests_stay_those_that_damage_tables_name(options: dict[str, Any], digest: str) -> None:
+    module = MergeModule(16, **options)
+    for value in module.state_dict().values():
+        value.fill_(0.5)
+    assert module.digest().startswith(digest)
