@@ -148,7 +148,7 @@ class OrderCounter:
 
     def frequent(self, tau: int) -> tuple[Ints, Ints]:
         """Return all keys and counts that reach ``tau``, sorted by key."""
-        return self.table.frequent(tau)
+        return self.table.frequent(tau, self._threads)
 
     def _scatter(self, chunk: tuple[int, Ids, Ints], buffers: _Buffers) -> None:
         first, ids, offsets = chunk

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Final
 
 import numpy as np
 
 from umim_core.errors import CorpusError
-from umim_core.mining.kernel import EMPTY, PARTITIONS, insert
+from umim_core.mining.kernel import EMPTY, PARTITIONS, collect, insert
 from umim_core.text.token_ids import Ints
 
 NO_WEIGHTS: Final = np.zeros(0, dtype=np.int64)
@@ -66,13 +68,13 @@ class PartitionedCounts:
 
     def items(self, partition: int, tau: int = 1) -> tuple[Ints, Ints]:
         """Return keys and counts of a partition that reach ``tau``, in the order of its slots."""
-        keys, counts = self._entries[partition].reshape(-1, 2).T
-        enough = counts >= max(1, min(tau, _MOST))  # an empty slot has -1
-        return keys[enough], counts[enough]
+        keys, counts = collect(self._entries[partition], min(tau, _MOST))
+        return keys, counts
 
-    def frequent(self, tau: int) -> tuple[Ints, Ints]:
+    def frequent(self, tau: int, threads: int = 1) -> tuple[Ints, Ints]:
         """Return all keys and counts that reach ``tau``, sorted by key."""
-        parts = [self.items(partition, tau) for partition in range(PARTITIONS)]
+        with ThreadPoolExecutor(threads) as pool:
+            parts = list(pool.map(self.items, range(PARTITIONS), repeat(tau)))
         return sort_pairs(*(np.concatenate([part[column] for part in parts]) for column in (0, 1)))
 
 

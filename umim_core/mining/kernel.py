@@ -80,6 +80,23 @@ def insert(
 
 
 @_njit
+def collect(entries: Ints, tau: int) -> tuple[Ints, Ints]:
+    """Return keys and counts of a table's entries that reach ``tau``, in no order."""
+    entry_count = 0
+    for at in range(0, entries.size, 2):
+        if entries[at] != EMPTY and entries[at + 1] >= tau:
+            entry_count += 1
+    keys, counts = np.empty(entry_count, dtype=np.int64), np.empty(entry_count, dtype=np.int64)
+    entry_count = 0
+    for at in range(0, entries.size, 2):
+        if entries[at] != EMPTY and entries[at + 1] >= tau:
+            keys[entry_count] = entries[at]
+            counts[entry_count] = entries[at + 1]
+            entry_count += 1
+    return keys, counts
+
+
+@_njit
 def _find(index: Ints, key: int) -> int:
     """Return the rank of a key, or -1."""
     end = index.size
