@@ -94,7 +94,7 @@ def chatty(request: pytest.FixtureRequest, umim: UMIM, monkeypatch: pytest.Monke
     return umim
 
 
-def goes_on(umim: UMIM, reply: str) -> None:
+def assert_goes_on(umim: UMIM, reply: str) -> None:
     """After three turns the state holds the conversation, as far as white space goes."""
     chat, last = [{"role": "user", "content": "Return  the sum."}], None
     for turn in range(3):
@@ -111,10 +111,10 @@ def test_a_chat_goes_on_under_templates_that_trim(chatty: UMIM, reply: str) -> N
         pytest.skip(
             "the template writes no end behind a reply: what it writes extends no such past"
         )
-    goes_on(chatty, reply)
+    assert_goes_on(chatty, reply)
 
 
-def is_refused(umim: UMIM, reply: str, **changed: str) -> None:
+def assert_refused(umim: UMIM, reply: str, **changed: str) -> None:
     """A chat does not go on if the user's words or the reply are others than before."""
     chat = [{"role": "user", "content": "Return  the sum."}]
     last = say(umim, chat, reply, None)
@@ -127,9 +127,9 @@ def is_refused(umim: UMIM, reply: str, **changed: str) -> None:
 
 def test_only_white_space_may_differ(chatty: UMIM) -> None:
     for said in ("Return the sums.", "Return a sum.", "return the sum."):
-        is_refused(chatty, " Sure.\n", user=said)
+        assert_refused(chatty, " Sure.\n", user=said)
     for reply in ("Sure.", "Of", ""):
-        is_refused(chatty, " Of course.\n", assistant=reply)
+        assert_refused(chatty, " Of course.\n", assistant=reply)
 
 
 def test_a_template_that_drops_part_of_replies_is_refused(
@@ -139,7 +139,7 @@ def test_a_template_that_drops_part_of_replies_is_refused(
     template = TEMPLATES["chatml"].replace("m['content'] +", "m['content'].split('</think>')[-1] +")
     assert template != TEMPLATES["chatml"]
     monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", template)
-    is_refused(umim, "So.</think> Sure.")
+    assert_refused(umim, "So.</think> Sure.")
 
 
 def sentencepiece_like() -> PreTrainedTokenizerFast:
@@ -174,7 +174,7 @@ def test_a_chat_goes_on_where_a_tokenizer_adds_spaces_beside_special_tokens(repl
         bos_token_id=1,
         eos_token_id=2,
     )
-    goes_on(UMIM(backbone, Checkpoint.of(fresh_model(backbone, []))), reply)
+    assert_goes_on(UMIM(backbone, Checkpoint.of(fresh_model(backbone, []))), reply)
 
 
 TOOLED = (
