@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -146,35 +146,35 @@ def endings_of(name: str) -> tuple[str, str]:
 def document_of(file: CorpusFile) -> Iterator[TextPiece]:
     """Yield a text file as one document; an empty one is none."""
     has_text = False
-    for text in decoded(file):
-        has_text = True
-        yield text, False
+    with file.open_unpacked() as stream:
+        for text in decoded(file, stream):
+            has_text = True
+            yield text, False
     if has_text:
         yield "", True
 
 
-def decoded(file: CorpusFile) -> Iterator[str]:
+def decoded(file: CorpusFile, stream: BinaryIO) -> Iterator[str]:
     """Yield UTF-8 text in parts of up to 1 MiB, without a byte order mark in front."""
     decoder, head, read = codecs.getincrementaldecoder("utf-8")(), b"", 0
-    with file.open_unpacked() as stream:
-        while True:
-            chunk = stream.read(_CHUNK_BYTES)
-            head, read = head or chunk[:8], read + len(chunk)
-            if (at := chunk.find(b"\0")) >= 0:
-                found = f"NUL at byte {read - len(chunk) + at}"
-                raise CorpusError(f"{file}: text must not hold NUL", found, _utf8_remedy(head))
-            try:
-                text = decoder.decode(chunk, final=not chunk)
-            except UnicodeDecodeError as error:
-                found = f"{error.reason} at byte {read - len(error.object) + error.start}"
-                rule = f"{file}: text must be UTF-8"
-                raise CorpusError(rule, found, _utf8_remedy(head)) from error
-            if read == len(chunk):
-                text = text.removeprefix("\ufeff")
-            if text:
-                yield text
-            if not chunk:
-                return
+    while True:
+        chunk = stream.read(_CHUNK_BYTES)
+        head, read = head or chunk[:8], read + len(chunk)
+        if (at := chunk.find(b"\0")) >= 0:
+            found = f"NUL at byte {read - len(chunk) + at}"
+            raise CorpusError(f"{file}: text must not hold NUL", found, _utf8_remedy(head))
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            found = f"{error.reason} at byte {read - len(error.object) + error.start}"
+            rule = f"{file}: text must be UTF-8"
+            raise CorpusError(rule, found, _utf8_remedy(head)) from error
+        if read == len(chunk):
+            text = text.removeprefix("\ufeff")
+        if text:
+            yield text
+        if not chunk:
+            return
 
 
 def _utf8_remedy(head: bytes) -> str:
@@ -242,7 +242,7 @@ def json_rows(file: CorpusFile) -> PlacedRows:
         if magic := next(filter(head.startswith, _HEADS), None):  # all else may be secret
             raise CorpusError(f"{file}: rows must be UTF-8", magic, _utf8_remedy(head))
         if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-            for number, row in enumerate(_array(file), 1):
+            for number, row in enumerate(_array(file, stream), 1):
                 yield f"{file}: item {number}", row
             return
         for number in count(1):
@@ -276,10 +276,10 @@ def _json_value(line: bytes) -> object:
         )
 
 
-def _array(file: CorpusFile) -> list[object]:
+def _array(file: CorpusFile, stream: BinaryIO) -> list[object]:
     texts: list[str] = []
     size = 0
-    for text in decoded(file):
+    for text in decoded(file, stream):
         texts.append(text)
         size += len(text)
         require(

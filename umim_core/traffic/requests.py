@@ -126,7 +126,8 @@ def read_requests(names: tuple[str, ...], kind: SourceKind | None, left: Left) -
 
 
 def _text_file(file: CorpusFile, left: Left) -> Iterator[Request]:
-    text = "".join(decoded(file))
+    with file.open_unpacked() as stream:
+        text = "".join(decoded(file, stream))
     ending = file.location.lower().rpartition(".")[2]
     content: Content = "code" if f".{ending}" in _CODE else _content_of(text)
     if text:
