@@ -35,6 +35,7 @@ from contextlib import chdir, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, Final
 
 import lm_eval.tasks
@@ -414,18 +415,27 @@ def load_tasks(
     return loaded
 
 
+class _RandomModule(random.Random):
+    """A generator that stands for the module ``random``."""
+
+    Random = random.Random
+
+
+def _ruler_modules() -> list[str]:
+    return [name for name in sys.modules if name.startswith("lm_eval.tasks.ruler.")]
+
+
 def load_ruler(name: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Task:
     """Load a task of lm-eval's ``ruler``, of 4,096 tokens, the same in every process.
 
-    It draws its questions from the process's generators, which are as before afterwards, and from
-    those of its modules, which are imported anew.
+    Its modules are imported anew and draw from generators of their own: with those of the process
+    any other thread that draws would change the questions.
     """
     rule = "a task of lm-eval's ruler must be one that it ships"
     require(knows_task(name), ConfigError, rule, name, "`lm-eval ls subtasks` lists them.")
-    states = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    for module in [each for each in sys.modules if each.startswith("lm_eval.tasks.ruler.")]:
+    arrays = SimpleNamespace(**vars(np) | {"random": np.random.RandomState(seed)})
+    own = {"random": _RandomModule(seed), "np": arrays}
+    for module in _ruler_modules():
         del sys.modules[module]
     try:
         with TemporaryDirectory() as folder:
@@ -436,6 +446,8 @@ def load_ruler(name: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Task
                 "metric_list": [figure],
                 "metadata": {"tokenizer": folder, "max_seq_lengths": [_RULER_TOKENS]},
             }
+            for module in _ruler_modules():
+                vars(sys.modules[module]).update(own)
             return load_tasks([config])[name]
     except ImportError as error:
         needed = "lm-eval's ruler needs what lm_eval[ruler] installs"
@@ -444,9 +456,6 @@ def load_ruler(name: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Task
         rule = f"the texts of lm-eval's task {name} must be at hand"
         value, remedy = f"{type(error).__name__}: {error}", "It fetches them: give it a network."
         raise CorpusError(rule, value, remedy) from error
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 def run_task(
