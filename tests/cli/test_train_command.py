@@ -30,8 +30,9 @@ def test_a_training_is_found_again_and_the_next_commands_are_printed(
     command = (*TINY, "--out", out, "--kind", "text")
     begun = train(umim, *command, "--json")
     assert begun.code == 0, begun.err
-    forecast = r"6 steps of 4 rows and 6 validations .*: about \S+ s a step and .* in all"
-    assert re.search(forecast, begun.err)
+    forecast = r"of 4 rows and 6 validations of (\d) rows: about (\S+) s a step and (\S+) s a valid"
+    ((rows, step, validation),) = re.findall(forecast, begun.err)
+    assert float(step) == pytest.approx(1.5 * 4 / int(rows) * float(validation), rel=0.1)
     written = (out / "manifest.json").stat().st_mtime_ns
     done = train(umim, *command)
     commands = [shlex.split(line) for line in done.out.splitlines() if line.startswith("  ")]

@@ -68,7 +68,7 @@ def train(
         if objective.start:  # it may have taken as long as an epoch
             save(objective, strategy, state_dir, progress, best)
     if is_first:
-        _tell_plan(config, total, progress.step, seconds)
+        _tell_plan(objective, config, total, progress.step, seconds)
     while not progress.finished:
         _step(objective, strategy, config, progress, seed, total)
         last = progress.step >= total
@@ -85,7 +85,9 @@ def train(
     return TrainResult(best, progress)
 
 
-def _tell_plan(config: TrainConfig, total: int, done: int, seconds: float | None) -> None:
+def _tell_plan(
+    objective: Objective, config: TrainConfig, total: int, done: int, seconds: float | None
+) -> None:
     """Say before the first step what is planned, and the time that it will take.
 
     ``seconds`` are those of the first validation; None where a resumed run needs none. A step reads
@@ -94,12 +96,12 @@ def _tell_plan(config: TrainConfig, total: int, done: int, seconds: float | None
     """
     steps = total - done
     validations = math.ceil(total / config.validate_every) - done // config.validate_every
+    rows = min(objective.num_valid, config.validation_rows)
     line = (
-        f"{steps:,} steps of {config.batch_size} rows and {validations} validations of at most "
-        f"{config.validation_rows} rows"
+        f"{steps:,} steps of {config.batch_size} rows and {validations} validations of {rows} rows"
     )
     if seconds is not None:
-        step = 1.5 * seconds * config.batch_size / config.validation_rows
+        step = 1.5 * seconds * config.batch_size / rows
         line += (
             f": about {step:.2g} s a step and {seconds:.2g} s a validation, "
             f"{duration(steps * step + validations * seconds)} in all"
