@@ -20,9 +20,9 @@ import typer
 from tasks.cluster.stopping import stoppable
 from tasks.storage import store_commands
 from umim_core.checkpoint.checkpoint_index import artifact_root
-from umim_core.cli import serve_command as shared
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines, telling
-from umim_core.cli.shared_options import DeviceOption, DtypeOption, MergeOption
+from umim_core.cli.serve_command import ServerOptions
+from umim_core.cli.shared_options import with_groups
 from umim_core.errors import UmimError
 
 if TYPE_CHECKING:
@@ -291,6 +291,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 @app.command()
+@with_groups
 def serve(
     checkpoint: Annotated[
         str | None, typer.Argument(help="As of umim serve; every machine must be able to load it.")
@@ -305,34 +306,16 @@ def serve(
     address: Annotated[
         str | None, typer.Option(help="Ray cluster, host:port or auto; by default this machine.")
     ] = None,
-    host: shared.HostOption = "127.0.0.1",
-    port: shared.PortOption = 8000,
-    api_key_env: shared.KeyOption = None,
-    model_name: shared.NameOption = None,
-    merge: MergeOption = None,
-    max_rows: shared.RowsOption = 16,
-    max_waiting: shared.WaitingOption = 256,
-    prefix_cache_mb: shared.CacheOption = 1024,
-    max_new_tokens: shared.TokensOption = 1024,
-    max_request_bytes: shared.BytesOption = 4 << 20,
-    answer_seconds: shared.SecondsOption = 600.0,
-    report_cached_tokens: shared.CachedOption = False,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "cpu",
+    *,
+    server: ServerOptions,
 ) -> None:
     """Serve a checkpoint as `umim serve` does, by replicas of its engine on a Ray cluster."""
-    token = shared.secret(api_key_env, "--api-key-env")
-    shared.check_listening(host, port, token)
-    limits = shared.limits_of(
-        max_new_tokens, max_request_bytes, answer_seconds, report_cached_tokens
-    )
+    token, limits = server.token(), server.limits()
     from tasks.cluster.replicas import Replicas, replicated
     from umim_core.serving.engine_server import EngineServer
-    from umim_core.serving.local_engine import BatchSizes
 
-    load = {"checkpoint": checkpoint, "name": model_name, "merge": merge}
-    load |= {"dtype": dtype, "device": device}
-    sizes = BatchSizes(max_rows, max_waiting, prefix_cache_mb << 20)
-    with replicated(load, sizes, Replicas(replicas, max_replicas, cpus, gpus, address)) as engine:
+    load, number = server.loading(), Replicas(replicas, max_replicas, cpus, gpus, address)
+    load["checkpoint"] = checkpoint
+    with replicated(load, server.sizes(), number) as engine:
         signal.set_wakeup_fd(-1)  # at TERM the server ends open answers first, then the run stops
-        shared.run_app(EngineServer(engine, limits).app(token), host, port)
+        server.run(EngineServer(engine, limits).app(token))

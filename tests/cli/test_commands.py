@@ -29,7 +29,7 @@ from umim_core.baselines.registry import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import default_checkpoint
 from umim_core.cli.demo_command import verdict
-from umim_core.cli.shared_options import text_of
+from umim_core.cli.shared_options import ModelOptions, text_of
 from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.embedded.docstring_corpus import held_out_text
@@ -183,11 +183,11 @@ def test_demo_asks_both_sides_three_questions(
     assert file in umim("demo", "--pairs", "1").err  # tools come first
     loaded: list[object] = []
 
-    def refuse(name: object, *args: object) -> UMIM:
-        loaded.append(name)
-        raise ConfigError("nothing is loaded", name, "Go on.")
+    def refuse(model: ModelOptions, *args: object) -> UMIM:
+        loaded.append(model.name)
+        raise ConfigError("nothing is loaded", model.name, "Go on.")
 
-    monkeypatch.setattr("umim_core.cli.shared_options.load_umim", refuse)
+    monkeypatch.setattr(ModelOptions, "load", refuse)
     for option in ("--budget", "--target-tr"):  # which need prices
         umim("demo", option, "0.01")
     assert loaded == [default_checkpoint()] * 2

@@ -14,7 +14,9 @@ from typing import Final
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli import app
 from support.servers import COMPLETIONS, HTTP, QUESTIONS, in_thread
 from umim_core import UMIM
 from umim_core.errors import ClusterError, ConfigError
@@ -147,9 +149,8 @@ def test_a_replica_that_is_killed_ends_its_own_answers_alone(umim: UMIM) -> None
 
 
 def test_a_port_that_is_taken_is_refused_before_replicas_start() -> None:
-    from flows.cli import serve
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--port; got 127.0.0.1:{port}"):
-            serve(port=port)
+        refused = CliRunner().invoke(app, ["serve", "--port", str(port)]).exception
+    assert isinstance(refused, ConfigError)
+    assert f"--port; got 127.0.0.1:{port}" in str(refused)

@@ -40,7 +40,7 @@ for _command in (
     demo, generate, report, tune, bench, mine, rules, init, prune, train, export, ppl, path,
     task_text, serve, fetch, baselines,
 ):  # fmt: skip
-    app.command()(_command)
+    app.command()(shared.with_groups(_command))
 app.command("import")(import_release)
 
 

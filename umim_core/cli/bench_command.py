@@ -35,7 +35,8 @@ _CAPTION: Final = (
 
 def bench(
     context: typer.Context,
-    checkpoint: shared.CheckpointOption = None,
+    *,
+    model: shared.ModelOptions,
     lengths: Annotated[
         str | None,
         typer.Option(
@@ -52,9 +53,6 @@ def bench(
     text: Annotated[
         Path | None, typer.Option(help="UTF-8 text; without it, docstrings of this installation.")
     ] = None,
-    budget: shared.BudgetOption = None,
-    target_tr: shared.TargetOption = None,
-    dtype: shared.DtypeOption = "auto",
     device: shared.PlaceOption = None,
     merge: shared.MergeOption = None,
     raw_tail: shared.RawTailOption = None,
@@ -74,7 +72,6 @@ def bench(
     import numpy as np
 
     from umim_core.backbone.tokenizer_files import quantisation_note
-    from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.embedded.docstring_corpus import held_out_text
     from umim_core.progress import log_progress
     from umim_core.store.locking import measuring
@@ -83,8 +80,7 @@ def bench(
 
     told = held_out_text() if text is None else shared.text_of(text, "--text")
     place = device or default_device()
-    name = checkpoint or default_checkpoint()
-    umim = shared.load_umim(name, dtype, place, budget, target_tr, merge)
+    umim = model.load(place, merge)
     if lengths is None:
         config = _fitting(config, umim.backbone.max_positions)
     merge, raw_tail = umim.checkpoint.config.recommended(merge, raw_tail)
@@ -99,7 +95,7 @@ def bench(
     kind = str(umim.backbone.dtype).removeprefix("torch.")
     summary = f"{kind}, merge {merge}{tail}. {_verdict(rows)}"
     document: dict[str, object] = {
-        "checkpoint": name,
+        "checkpoint": model.name,
         "device": place,
         "dtype": kind,
         "merge": merge,

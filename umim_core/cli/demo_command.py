@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -58,11 +58,9 @@ class _Reading:
 
 
 def demo(
-    checkpoint: shared.CheckpointOption = None,
+    *,
+    model: shared.ModelOptions,
     pairs: Annotated[int, typer.Option(min=1, help="Readings by each side.")] = 2,
-    budget: shared.BudgetOption = None,
-    target_tr: shared.TargetOption = None,
-    dtype: shared.DtypeOption = "auto",
     as_json: JsonFlag = False,
 ) -> None:
     """Put three requests to the base model and to UMIM, in a minute: on tools, on a document.
@@ -72,17 +70,15 @@ def demo(
     measured now, on this machine's CPU, whatever else runs there; umim bench waits for a quiet
     moment.
     """
-    from umim_core.checkpoint.checkpoint_files import default_checkpoint
-
     began = time.monotonic()
     say: Callable[[str], None] = (lambda line: None) if as_json else write
-    names = [checkpoint or default_checkpoint()]
-    if checkpoint is None and budget is None and target_tr is None:  # tools have no prices
+    names = [model.name]
+    if model == shared.ModelOptions(dtype=model.dtype):  # nothing else is asked for
         names = [*_calling_tools(say), *names]
     parts = []
     for name in names:
         say(f"loading {name}")
-        umim = shared.load_umim(name, dtype, "cpu", budget, target_tr)
+        umim = replace(model, checkpoint=name).load("cpu")
         parts.append({"checkpoint": name} | _compare(umim, pairs, say))
     seconds = time.monotonic() - began
     closing = (

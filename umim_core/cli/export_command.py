@@ -35,9 +35,8 @@ def export(
     spans: Annotated[int, typer.Option(min=1, help="Spans K of --text, each one more row.")] = 8192,
     tau: int = shared.of_field(RuleOptions, "tau"),
     protect: shared.ProtectOption = None,
-    kind: shared.KindOption = None,
-    field: shared.FieldOption = None,
-    max_bad: shared.MaxBadOption = None,
+    *,
+    read_as: shared.CorpusOptions,
     raw_tail: Annotated[
         int | None,
         typer.Option(
@@ -80,7 +79,7 @@ def export(
     check_absent(out)
     check_writable(out)
     log_lines("umim.progress")
-    sources = sources_of([tuple(text)] if text else [], Reading(kind, field, max_bad=max_bad))
+    sources = sources_of([tuple(text)] if text else [], Reading(**vars(read_as)))
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype)
     check_exportable(umim.checkpoint.config, gguf=gguf)
     rules = umim.checkpoint.rules

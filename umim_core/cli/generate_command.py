@@ -27,7 +27,8 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="Prompt; '-' or nothing reads stdin.")
     ] = None,
-    checkpoint: shared.CheckpointOption = None,
+    *,
+    model: shared.ModelOptions,
     chat: Annotated[
         bool,
         typer.Option(
@@ -82,9 +83,6 @@ def generate(
     logprobs: Annotated[
         int | None, shared.of_options("logprobs", default="none; with --json")
     ] = None,
-    budget: shared.BudgetOption = None,
-    target_tr: shared.TargetOption = None,
-    dtype: shared.DtypeOption = "auto",
     device: shared.DeviceOption = "cpu",
     as_json: JsonFlag = False,
 ) -> None:
@@ -120,8 +118,7 @@ def generate(
     given.setdefault("max_new_tokens", _REPLY_TOKENS if chat else _TEXT_TOKENS)
     options = GenerateOptions(**{name: given[name] for name in names & given.keys()})
     show = chat and not stream and not as_json if show is None else show
-    rules_for = merge if span_eviction is None else None
-    umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr, rules_for)
+    umim = model.load(device, merge if span_eviction is None else None)
     alone = several is None and not as_json and not show
     if stream or (stream is None and alone and sys.stdout.isatty()):
         out = _streamed(umim.stream(prompt_input, options, tools=schemas))

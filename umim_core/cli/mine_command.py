@@ -54,11 +54,8 @@ def mine(
     rule_budget: int | None = shared.of_field(RuleOptions, "rule_budget"),
     min_documents: int = shared.of_field(RuleOptions, "min_documents"),
     protect: shared.ProtectOption = None,
-    kind: shared.KindOption = None,
-    field: shared.FieldOption = None,
-    split: shared.SplitOption = None,
-    config: shared.ConfigOption = None,
-    max_bad: shared.MaxBadOption = None,
+    *,
+    read_as: shared.CorpusOptions,
     threads: int | None = shared.of_field(RuleOptions, "threads"),
     max_memory_gib: float | None = shared.of_field(RuleOptions, "max_memory_gib"),
     as_json: JsonFlag = False,
@@ -78,7 +75,7 @@ def mine(
     from umim_core.text.sources import Reading, source_of
 
     log_lines("umim.progress")
-    reading = Reading(kind, field, split, config, max_bad)
+    reading = Reading(**vars(read_as))
     corpus = source_of(sources, reading)
     model = None
     if backbone is not None:

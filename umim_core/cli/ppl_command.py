@@ -21,7 +21,8 @@ def ppl(
             "data set by its hub name."
         ),
     ],
-    checkpoint: shared.CheckpointOption = None,
+    *,
+    model: shared.ModelOptions,
     segment_length: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
     context: Annotated[
         int,
@@ -40,16 +41,7 @@ def ppl(
         ),
     ] = False,
     raw_tail: shared.RawTailOption = None,
-    kind: shared.KindOption = None,
-    field: shared.FieldOption = None,
-    split: Annotated[
-        str | None, typer.Option(help="Split of a data set.", show_default="test")
-    ] = None,
-    config: shared.ConfigOption = None,
-    max_bad: shared.MaxBadOption = None,
-    budget: shared.BudgetOption = None,
-    target_tr: shared.TargetOption = None,
-    dtype: shared.DtypeOption = "auto",
+    read_as: shared.CorpusOptions,
     device: shared.DeviceOption = "cpu",
     as_json: JsonFlag = False,
 ) -> None:
@@ -74,9 +66,9 @@ def ppl(
     from umim_core.text.token_ids import leading_ids
     from umim_core.text.tokens import iter_token_pieces
 
-    reading = Reading(kind, field, split, config, max_bad, default_split="test")
+    reading = Reading(**vars(read_as), default_split="test")
     source = source_of(tuple(files), reading)
-    umim = shared.load_umim(checkpoint, dtype, device, budget, target_tr)
+    umim = model.load(device)
     tokenizer = umim.backbone.require_tokenizer()
     lead = leading_ids(tokenizer)
     most = segment_length // 2 - len(lead)
@@ -89,20 +81,21 @@ def ppl(
     rule = "perplexity needs at least two tokens of a document"
     require(bool(windows), CorpusError, rule, "one token", "Give more text.")
     documents = windows[-1].document + 1
-    model, prompts = umim.merged_model, dict[str, object]()
+    merged_model, prompts = umim.merged_model, dict[str, object]()
     if prompt:
         merge, raw_tail = umim.checkpoint.config.recommended("prompt", raw_tail)
         windows = second_halves(windows)
         rows = [window.ids for window in windows]
         base, ours = (
             second_half_perplexity(rows, Scorer(side, segment_length), batch_size)
-            for side in (model.base(), model.reading(merge, raw_tail))
+            for side in (merged_model.base(), merged_model.reading(merge, raw_tail))
         )
         prompts = {"merge": merge, "raw_tail": raw_tail}
     else:
         rows, contexts = [window.ids for window in windows], [window.given for window in windows]
         base, ours = (
-            perplexity(rows, side, batch_size, given=contexts) for side in (model.base(), model)
+            perplexity(rows, side, batch_size, given=contexts)
+            for side in (merged_model.base(), merged_model)
         )
     size = scored_bytes(windows, lead, tokenizer)
     ratio, error = ours.increase_over(base)

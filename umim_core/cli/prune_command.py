@@ -74,9 +74,8 @@ def prune(
             help="The same by effect: the cheapest rules, and ties, that reach this reduction.",
         ),
     ] = None,
-    kind: shared.KindOption = None,
-    field: shared.FieldOption = None,
-    max_bad: shared.MaxBadOption = None,
+    *,
+    read_as: shared.CorpusOptions,
     device: shared.PlaceOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -141,7 +140,7 @@ def prune(
     from umim_core.text.token_ids import flat
 
     corpora = [tuple(names) for names in (files, heldout) if names]
-    reading = Reading(kind, field, max_bad=max_bad)
+    reading = Reading(**vars(read_as))
     sources = sources_of(corpora, reading)
     table = None if damage is None else DamageTable.load(damage)
     umim = UMIM.from_pretrained(

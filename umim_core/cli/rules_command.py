@@ -37,9 +37,8 @@ def rules(
     scan: Annotated[
         bool, typer.Option("--scan", help="Look for addresses, keys, numbers; status 1 if any.")
     ] = False,
-    kind: shared.KindOption = None,
-    field: shared.FieldOption = None,
-    max_bad: shared.MaxBadOption = None,
+    *,
+    read_as: shared.CorpusOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a rule set holds and how far it shortens held-out text."""
@@ -53,7 +52,7 @@ def rules(
         tokenizer = read_config(shipped).backbone
     if scan and tokenizer is None:
         raise ConfigError("a scan needs a tokenizer to read the rules", "none", "Add --tokenizer.")
-    reading = Reading(kind, field, max_bad=max_bad)
+    reading = Reading(**vars(read_as))
     sources = sources_of([tuple(heldout)] if heldout else [], reading)
     ruleset = RuleSet.load(_rule_directory(directory))
     known = None

@@ -6,8 +6,9 @@ import ipaddress
 import os
 import socket
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from umim_core.serving.guard import Limits
+    from umim_core.serving.local_engine import BatchSizes
 
 _OF_ENGINE: Final[tuple[str, ...]] = (
     "model_name", "merge", "max_rows", "max_waiting", "prefix_cache_mb", "dtype", "device",
@@ -26,36 +28,109 @@ _OF_ENGINE: Final[tuple[str, ...]] = (
 )  # fmt: skip
 _OF_GATEWAY: Final[tuple[str, ...]] = ("export", "upstream_key_env", "upstream_masks")
 
-HostOption = Annotated[
-    str, typer.Option(help="Address to listen on; others than loopback need --api-key-env.")
-]
-PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
-KeyOption = Annotated[
-    str | None,
-    typer.Option(help="Environment variable with the bearer token that clients must show."),
-]
-NameOption = Annotated[
-    str | None, typer.Option(help="How requests call the model; by default its own name.")
-]
-RowsOption = Annotated[int, typer.Option(min=1, help="Rows that run at once.")]
-WaitingOption = Annotated[int, typer.Option(min=1, help="Requests that may wait; others get 503.")]
-CacheOption = Annotated[
-    int, typer.Option(min=0, help="Memory for the columns of earlier turns, in MB.")
-]
-TokensOption = Annotated[
-    int, typer.Option(min=1, help="Most tokens of an answer of our own engine, and the default.")
-]
-BytesOption = Annotated[int, typer.Option(min=1, help="Largest body.")]
-SecondsOption = Annotated[
-    float, typer.Option(min=0.1, help="An answer that takes longer ends with an error.")
-]
-CachedOption = Annotated[
-    bool,
-    typer.Option(
-        "--report-cached-tokens",
-        help="Tell clients how much of a prompt was reused, which may be another client's.",
-    ),
-]
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where a server listens, whom it answers, and how its own engine runs."""
+
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than loopback need --api-key-env.")
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(help="Environment variable with the bearer token that clients must show."),
+    ] = None
+    model_name: Annotated[
+        str | None, typer.Option(help="How requests call the model; by default its own name.")
+    ] = None
+    merge: shared.MergeOption = None
+    max_rows: Annotated[int, typer.Option(min=1, help="Rows that run at once.")] = 16
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="Requests that may wait; others get 503.")
+    ] = 256
+    prefix_cache_mb: Annotated[
+        int, typer.Option(min=0, help="Memory for the columns of earlier turns, in MB.")
+    ] = 1024
+    max_new_tokens: Annotated[
+        int,
+        typer.Option(min=1, help="Most tokens of an answer of our own engine, and the default."),
+    ] = 1024
+    max_request_bytes: Annotated[int, typer.Option(min=1, help="Largest body.")] = 4 << 20
+    answer_seconds: Annotated[
+        float, typer.Option(min=0.1, help="An answer that takes longer ends with an error.")
+    ] = 600.0
+    report_cached_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--report-cached-tokens",
+            help="Tell clients how much of a prompt was reused, which may be another client's.",
+        ),
+    ] = False
+    dtype: shared.DtypeOption = "auto"
+    device: shared.DeviceOption = "cpu"
+
+    def token(self) -> str | None:
+        """Return the token that clients must show, before a model is loaded.
+
+        Refuse an address that is open to others without one, or taken.
+        """
+        token = secret(self.api_key_env, "--api-key-env")
+        try:
+            loopback = ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            loopback = self.host == "localhost"
+        rule = "a server that other machines reach needs a token"
+        remedy = "Name a variable that holds one by --api-key-env, or listen on 127.0.0.1."
+        require(loopback or token is not None, ConfigError, rule, f"--host {self.host}", remedy)
+        try:
+            places = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            family, _, _, _, address = places[0]
+            socket.create_server(address[:2], family=family).close()
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+            rule = "the server must be able to listen on --host and --port"
+            remedy = "Stop what listens there, or give another --port."
+            raise ConfigError(rule, f"{self.host}:{self.port} ({error})", remedy) from error
+        return token
+
+    def limits(self) -> Limits:
+        """Return the bounds of requests, or say what is not installed."""
+        try:
+            import httpx  # noqa: F401
+            import uvicorn  # noqa: F401
+
+            from umim_core.serving.guard import Limits
+        except ImportError as error:
+            rule = "umim serve needs starlette, uvicorn, httpx and prometheus-client"
+            raise MissingExtraError(rule, str(error), "Install umim[serve].") from error
+        return Limits(
+            self.max_request_bytes,
+            self.answer_seconds,
+            self.max_new_tokens,
+            self.report_cached_tokens,
+        )
+
+    def sizes(self) -> BatchSizes:
+        from umim_core.serving.local_engine import BatchSizes
+
+        return BatchSizes(self.max_rows, self.max_waiting, self.prefix_cache_mb << 20)
+
+    def loading(self) -> dict[str, Any]:
+        """Return arguments of ``Served.load``."""
+        how = {"dtype": self.dtype, "device": self.device}
+        return {"name": self.model_name, "merge": self.merge, **how}
+
+    def run(self, app: Starlette) -> None:
+        """Serve an application until TERM or Ctrl-C, with a log on stderr."""
+        from umim_core.serving.connections import BoundedServer
+
+        log_lines("umim.serve")
+        log_lines("uvicorn.error")
+        server = BoundedServer(app, self.host, self.port)
+        with suppress(KeyboardInterrupt):
+            server.run()
+        if not server.started:
+            raise typer.Exit(3)  # uvicorn said why
 
 
 def serve(
@@ -77,9 +152,6 @@ def serve(
     base: Annotated[
         bool, typer.Option("--base", help="The name is a plain model: nothing is merged.")
     ] = False,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = 8000,
-    api_key_env: KeyOption = None,
     upstream_key_env: Annotated[
         str | None,
         typer.Option(help="Environment variable with the token that the upstream wants."),
@@ -92,20 +164,11 @@ def serve(
             "bias against them.",
         ),
     ] = False,
-    model_name: NameOption = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="A Jinja file, for a tokenizer without a chat template.")
     ] = None,
-    merge: shared.MergeOption = None,
-    max_rows: RowsOption = 16,
-    max_waiting: WaitingOption = 256,
-    prefix_cache_mb: CacheOption = 1024,
-    max_new_tokens: TokensOption = 1024,
-    max_request_bytes: BytesOption = 4 << 20,
-    answer_seconds: SecondsOption = 600.0,
-    report_cached_tokens: CachedOption = False,
-    dtype: shared.DtypeOption = "auto",
-    device: shared.DeviceOption = "cpu",
+    *,
+    server: ServerOptions,
 ) -> None:
     """Serve a checkpoint over HTTP as OpenAI does: chats and completions, whole or streamed.
 
@@ -117,21 +180,17 @@ def serve(
         of_other = _OF_ENGINE
         rule = "must be given to the server that runs the model, which --upstream names"
     shared.refuse_named(context, of_other, rule)
-    token = secret(api_key_env, "--api-key-env")
-    check_listening(host, port, token)
+    token = server.token()
     template = None if chat_template is None else shared.text_of(chat_template, "--chat-template")
-    limits = limits_of(max_new_tokens, max_request_bytes, answer_seconds, report_cached_tokens)
+    limits = server.limits()
     if upstream is None:
         from umim_core.serving.engine_server import EngineServer
-        from umim_core.serving.local_engine import BatchSizes, LocalEngine, Served
+        from umim_core.serving.local_engine import LocalEngine, Served
 
-        served = Served.load(
-            checkpoint, base=base, name=model_name, merge=merge, dtype=dtype, device=device
-        )
+        served = Served.load(checkpoint, base=base, **server.loading())
         if template is not None:
             served.backbone.require_tokenizer().chat_template = template
-        sizes = BatchSizes(max_rows, max_waiting, prefix_cache_mb << 20)
-        app = EngineServer(LocalEngine(served, sizes), limits).app(token)
+        app = EngineServer(LocalEngine(served, server.sizes()), limits).app(token)
     elif export is None or checkpoint is not None or base:
         rule = "--upstream merges by the spans of an exported model, and runs none"
         found = f"--export {export}, checkpoint {checkpoint}"
@@ -148,7 +207,7 @@ def serve(
             tokenizer.chat_template = template
         key = secret(upstream_key_env, "--upstream-key-env")
         app = Gateway(upstream, tokenizer, merger, limits, key, upstream_masks).app(token)
-    run_app(app, host, port)
+    server.run(app)
 
 
 def secret(variable: str | None, option: str) -> str | None:
@@ -159,54 +218,3 @@ def secret(variable: str | None, option: str) -> str | None:
     rule = f"{option} must name a variable that is set, to one line of text"
     require(value.isprintable() and value != "", ConfigError, rule, variable, "Export it first.")
     return value
-
-
-def check_listening(host: str, port: int, token: str | None) -> None:
-    """Refuse an address before a model is loaded: open to others without a token, or taken."""
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    rule = "a server that other machines reach needs a token"
-    remedy = "Name a variable that holds one by --api-key-env, or listen on 127.0.0.1."
-    require(loopback or token is not None, ConfigError, rule, f"--host {host}", remedy)
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        socket.create_server(address[:2], family=family).close()
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
-        rule = "the server must be able to listen on --host and --port"
-        remedy = "Stop what listens there, or give another --port."
-        raise ConfigError(rule, f"{host}:{port} ({error})", remedy) from error
-
-
-def limits_of(
-    new_tokens: int, request_bytes: int, answer_seconds: float, report_cached: bool
-) -> Limits:
-    """Return the bounds of requests, or say what is not installed."""
-    try:
-        import httpx  # noqa: F401
-        import uvicorn  # noqa: F401
-
-        from umim_core.serving.guard import Limits
-    except ImportError as error:
-        rule = "umim serve needs starlette, uvicorn, httpx and prometheus-client"
-        raise MissingExtraError(rule, str(error), "Install umim[serve].") from error
-    return Limits(
-        request_bytes=request_bytes,
-        answer_seconds=answer_seconds,
-        new_tokens=new_tokens,
-        report_cached=report_cached,
-    )
-
-
-def run_app(app: Starlette, host: str, port: int) -> None:
-    """Serve an application until TERM or Ctrl-C, with a log on stderr."""
-    from umim_core.serving.connections import BoundedServer
-
-    log_lines("umim.serve")
-    log_lines("uvicorn.error")
-    server = BoundedServer(app, host, port)
-    with suppress(KeyboardInterrupt):
-        server.run()
-    if not server.started:
-        raise typer.Exit(3)  # uvicorn said why

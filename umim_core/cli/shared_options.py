@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import getdoc
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -56,19 +58,6 @@ StartOption = Annotated[
 LogKindOption = Annotated[
     Literal["text", "jsonl"] | None, typer.Option(help="What files hold whose ending is other.")
 ]
-KindOption = Annotated[
-    Literal["text", "jsonl", "parquet", "dataset", "ids"] | None,
-    typer.Option("--kind", help="What the names hold; by default as their endings say."),
-]
-FieldOption = Annotated[
-    str | None, typer.Option(help="Text field of JSONL, parquet, data sets.", show_default="text")
-]
-ConfigOption = Annotated[str | None, typer.Option(help="Configuration of a data set.")]
-SplitOption = Annotated[str | None, typer.Option(help="Split of a data set.", show_default="train")]
-MaxBadOption = Annotated[
-    int | None,
-    typer.Option(min=0, help="Unusable rows to skip before giving up.", show_default="0"),
-]
 ProtectOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -76,6 +65,31 @@ ProtectOption = Annotated[
         "newlines; may be repeated."
     ),
 ]
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """How texts are read: fields of ``text.sources.Reading``."""
+
+    kind: Annotated[
+        Literal["text", "jsonl", "parquet", "dataset", "ids"] | None,
+        typer.Option(help="What the names hold; by default as their endings say."),
+    ] = None
+    field: Annotated[
+        str | None,
+        typer.Option(help="Text field of JSONL, parquet, data sets.", show_default="text"),
+    ] = None
+    split: Annotated[
+        str | None,
+        typer.Option(help="Split of a data set.", show_default="train, of umim ppl test"),
+    ] = None
+    config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None
+    max_bad: Annotated[
+        int | None,
+        typer.Option(min=0, help="Unusable rows to skip before giving up.", show_default="0"),
+    ] = None
+
+
 SEGMENT_LENGTH: Final = 512  # tokens, where a rule set does not say
 FORM: Final = {"module_positions": "learned", "residual": "last", "adapter_rank": 8}
 _VALIDATIONS: Final = 4
@@ -103,23 +117,6 @@ RawTailOption = Annotated[
 RolesOption = Annotated[
     list[str] | None, of_options("roles", "--role", default="the checkpoint's, else user")
 ]
-TargetOption = Annotated[
-    float | None,
-    typer.Option(
-        "--target-tr",
-        help="Merge by the cheapest rules that save this share of tokens, as umim prune measured "
-        "it; in place of --budget.",
-    ),
-]
-BudgetOption = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0,
-        help="Merge by rules of at most so many nats per saved token, as umim prune measured "
-        "them; inf for all rules.",
-        show_default="the checkpoint's own budget, if it has one",
-    ),
-]
 DtypeOption = Annotated[
     Literal["auto", "published", "bfloat16", "float16", "float32", "float64"],
     typer.Option(
@@ -127,6 +124,54 @@ DtypeOption = Annotated[
         "float32; published: that of its weights.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A checkpoint, which of its rules merge, and its model's data type."""
+
+    checkpoint: CheckpointOption = None
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Merge by rules of at most so many nats per saved token, as umim prune measured "
+            "them; inf for all rules.",
+            show_default="the checkpoint's own budget, if it has one",
+        ),
+    ] = None
+    target_tr: Annotated[
+        float | None,
+        typer.Option(
+            "--target-tr",
+            help="Merge by the cheapest rules that save this share of tokens, as umim prune "
+            "measured it; in place of --budget.",
+        ),
+    ] = None
+    dtype: DtypeOption = "auto"
+
+    @property
+    def name(self) -> str:
+        from umim_core.checkpoint.checkpoint_files import default_checkpoint
+
+        return self.checkpoint or default_checkpoint()
+
+    def load(self, device: str, merge: Merge | None = None) -> UMIM:
+        """Load the checkpoint, the default one where none is named, for rules that are used."""
+        if merge == "none":
+            chosen = {"--budget": self.budget, "--target-tr": self.target_tr}
+            refuse_ignored(chosen, "choose what merges")
+        from umim_core.model.umim import UMIM
+
+        return UMIM.from_pretrained(
+            self.name,
+            dtype=self.dtype,
+            device=device,
+            budget=self.budget,
+            target_tr=self.target_tr,
+        )
+
+
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -150,6 +195,31 @@ def of_field(model: type[BaseModel], name: str, default: object = ..., *flags: s
     chosen = field.default if default is ... else default
     shown = field.default is not None and (chosen is not None or str(field.default))
     return typer.Option(chosen, *flags, help=words, show_default=shown)
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose parameters that are groups of options are taken option by option.
+
+    A group is a dataclass whose fields are options; commands that have these have it.
+    """
+    parameters, groups = list[Parameter](), dict[str, type[Any]]()
+    for one in signature(command, eval_str=True).parameters.values():
+        if not is_dataclass(one.annotation):
+            parameters.append(one)
+            continue
+        group: Any = one.annotation
+        groups[one.name] = group
+        parameters += signature(group, eval_str=True).parameters.values()
+
+    @wraps(command)
+    def flat(**options: Any) -> None:
+        for name, group in groups.items():
+            options[name] = group(**{one.name: options.pop(one.name) for one in fields(group)})
+        command(**options)
+
+    named = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
+    flat.__signature__ = Signature(named)  # type: ignore[attr-defined]  # which typer reads
+    return flat
 
 
 def of_context(
@@ -253,26 +323,6 @@ def given_rules(rules: Path) -> None:
     remedy = "Make one: umim mine FILE... --tokenizer MODEL --out DIR."
     known = (rules / "rules.parquet").is_file()
     require(known, ConfigError, "--rules must be a rule directory", named, remedy)
-
-
-def load_umim(
-    checkpoint: str | None,
-    dtype: str,
-    device: str,
-    budget: float | None,
-    target_tr: float | None,
-    merge: Merge | None = None,
-) -> UMIM:
-    """Load a checkpoint, the default one where none is named, for rules that something uses."""
-    if merge == "none":
-        refuse_ignored({"--budget": budget, "--target-tr": target_tr}, "choose what merges")
-    from umim_core.checkpoint.checkpoint_files import default_checkpoint
-    from umim_core.model.umim import UMIM
-
-    name = checkpoint or default_checkpoint()
-    return UMIM.from_pretrained(
-        name, dtype=dtype, device=device, budget=budget, target_tr=target_tr
-    )
 
 
 def emit_checkpoint(

@@ -21,11 +21,8 @@ def train(
     model: shared.ModelArgument,
     files: Annotated[list[str], typer.Argument(help="Text to train on, as umim mine takes it.")],
     rules: shared.RulesOption = Path(),
-    kind: shared.KindOption = None,
-    field: shared.FieldOption = None,
-    split: shared.SplitOption = None,
-    config: shared.ConfigOption = None,
-    max_bad: shared.MaxBadOption = None,
+    *,
+    read_as: shared.CorpusOptions,
     out: shared.OutOption = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = STEPS,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = BATCH_SIZE,
@@ -78,7 +75,7 @@ def train(
     use_gpu, loaded = shared.on_gpu(device), RuleSet.load(rules)
     distillation, form, begin = shared.of_training(context, {}, loaded.longest, **plan)
     places = tuple(map(shared.from_anywhere, files))
-    source = source_of(places, Reading(kind, field, split, config, max_bad))
+    source = source_of(places, Reading(**vars(read_as)))
     job = TrainJob(
         backbone=shared.from_anywhere(model),
         rules=str(rules.resolve()),
