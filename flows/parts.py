@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from flows.adaptation_curves import add_settings, measure_adaptation, rules_of_task, training_of
 from tasks.plan.planner import Planner
-from tasks.report.compare import Result, Scores, cell_label, require_own_names
+from tasks.report.compare import Result, cell_label, require_own_names
 from tasks.run.checks import check_adaptation, check_headline_positions, why_absent
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
@@ -65,8 +65,6 @@ from umim_core.task_sets.spec import TASKS
 from umim_core.throughput.throughput import tokens_needed
 
 logger = logging.getLogger("umim.pipeline")
-Tasks = dict[str, Artifact]
-Evaluated = tuple[Result, str, Artifact | None, Scores]
 
 
 @dataclass
@@ -92,9 +90,7 @@ def run_everything(run: PipelineRun) -> list[Result]:
     for result in cells:  # of flows this one alone reads all splits
         _check_text(run, result)
     distill(run, cells)
-    adapted = adaptations(run, sources, cells)
-    measured = run.run_parallel([*adapted, *evaluations(run, sources, shipped)])
-    _keep(measured[len(adapted) :])
+    run.run_parallel([*adaptations(run, sources, cells), *evaluations(run, sources, shipped)])
     evaluate(run, sources, cells)
     benchmark(run, [*cells, *shipped])
     leading = [each for each in shipped if each.leads]
@@ -264,12 +260,12 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[Result]) -> None:
     """Alignment and perplexity per setting; task accuracy of base and every setting."""
     # The driver only waits for workers, so there may be a setting for each of them.
     most = max(run.recipe.cluster.parallel_stages, run.recipe.cluster.workers)
-    _keep(run.run_parallel(evaluations(run, sources, results), most))
+    run.run_parallel(evaluations(run, sources, results), most)
 
 
 def evaluations(
     run: PipelineRun, sources: Sources, results: list[Result]
-) -> list[Callable[[], Evaluated]]:
+) -> list[Callable[[], None]]:
     """Return a part for each setting of each result, and for its base model."""
     return [
         partial(_evaluated, run, sources.tasks, result, setting)
@@ -278,9 +274,9 @@ def evaluations(
     ]
 
 
-def _evaluated(run: PipelineRun, tasks: Tasks, result: Result, setting: str) -> Evaluated:
+def _evaluated(run: PipelineRun, tasks: dict[str, Artifact], result: Result, setting: str) -> None:
     """Measure a setting: an adapted one is scored on its own task, others on every task."""
-    config, evaluation, scores = _amounts(run, result).evaluate, None, Scores()
+    config = _amounts(run, result).evaluate
     alone = setting == BASE and result.cell is not None
     label = f"{result.cell.backbone if alone else result.called} {setting}"
     first = next(iter(tasks), None)
@@ -292,7 +288,7 @@ def _evaluated(run: PipelineRun, tasks: Tasks, result: Result, setting: str) -> 
             config=config,
             segment_length=run.recipe.segment_length,
         )
-        evaluation = run.stage(aligned, label=label)
+        result.evaluations[setting] = run.stage(aligned, label=label)
     for task, questions in tasks.items() if measures(setting, "accuracy") else ():
         if setting in (BASE, WT) or task == first:
             scored = task_score_stage(
@@ -302,15 +298,7 @@ def _evaluated(run: PipelineRun, tasks: Tasks, result: Result, setting: str) -> 
                 limit=config.task_questions,
             )
             shown = label if task == first else f"{label}, {task}"
-            scores[task, setting] = run.stage(scored, label=shown)
-    return result, setting, evaluation, scores
-
-
-def _keep(measured: Sequence[Evaluated]) -> None:
-    for result, setting, evaluation, scores in measured:
-        result.scores |= scores
-        if evaluation is not None:
-            result.evaluations[setting] = evaluation
+            result.scores[task, setting] = run.stage(scored, label=shown)
 
 
 def benchmark(run: PipelineRun, results: list[Result]) -> None:

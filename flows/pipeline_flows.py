@@ -10,7 +10,6 @@ from prefect import flow
 
 from flows import parts
 from flows.adaptation_curves import measure_adaptation
-from tasks.report.ablation import ablation_page, read_ablation
 from tasks.report.compare import comparison_rows, record_adaptation, record_comparison
 from tasks.report.comparison import comparison
 from tasks.report.render import table_markdown, table_text
@@ -104,10 +103,10 @@ def ablate(recipe: str = "ablation-thresholds") -> str:
         sources, results = parts.train(run)
         parts.evaluate(run, sources, results)
         record_comparison(run, comparison_rows(results, run.recipe.seed))
-        stage = ablation_stage(recipe=run.recipe, results=results)
-        ablation = run.stage(stage, label=run.recipe.name)
-        run.announce(ablation, ablation_page(read_ablation(ablation)))
-        return ablation_summary(ablation)
+        name = run.recipe.name
+        ablation = run.stage(ablation_stage(recipe=run.recipe, results=results), label=name)
+        run.announce(ablation, (ablation.path / f"{name}.md").read_text(encoding="utf-8"))
+        return ablation_summary(ablation, name)
 
 
 @flow(name="umim-table", flow_run_name="{recipe}")

@@ -37,8 +37,6 @@ _OF_A_POINT: Final = (
     *("rules", "token_reduction", "input_reduction", "accuracy", "accuracy_se", "difference"),
     *("difference_se", "gained", "lost", "margin", "margin_difference", "margin_difference_se"),
 )
-Scores = dict[tuple[str, str], Artifact]
-"""Artifacts of the stage task-score by (task, setting); the setting ``base`` is among them."""
 
 
 @dataclass
@@ -50,7 +48,7 @@ class Result:
     filtered: Artifact | None = None  # the rules of the cell
     settings: dict[str, Artifact] = field(default_factory=dict)  # what was trained
     evaluations: dict[str, Artifact] = field(default_factory=dict)
-    scores: Scores = field(default_factory=dict)
+    scores: dict[tuple[str, str], Artifact] = field(default_factory=dict)  # (task, setting)
     benchmark: Artifact | None = None
     name: str = ""  # of a shipped one
     leads: bool = False  # whether it is the headline of the comparison
@@ -62,6 +60,11 @@ class Result:
             return {name: made.path / "checkpoint" for name, made in self.settings.items()}
         training = read_config(resolve_checkpoint(self.name)).training
         return {find_setting(str(training.get("setting", WT))).name: self.name}
+
+    @property
+    def evaluated(self) -> list[str]:
+        """The settings that were measured, in the order of training; parts end in any order."""
+        return [name for name in self.checkpoints if name in self.evaluations]
 
     @property
     def called(self) -> str:
@@ -76,7 +79,7 @@ class Result:
 
 
 def comparison_rows(results: Sequence[Result], seed: int) -> list[ComparisonRow]:
-    return [_row(result, setting, seed) for result in results for setting in result.evaluations]
+    return [_row(result, setting, seed) for result in results for setting in result.evaluated]
 
 
 def _row(result: Result, setting: str, seed: int) -> ComparisonRow:
@@ -92,13 +95,16 @@ def _row(result: Result, setting: str, seed: int) -> ComparisonRow:
         shown |= {name: timed.get(name) for name in ("prefill_speedup", "decode_speedup")}
     shown["rules"] = float(sum(rule_counts(directory / "rules").values()))
     errors = {name: values.get(f"{name}_se") for name in (*COMPARISON_METRICS, "nats_increase")}
+    order = [*result.checkpoints, BASE].index
     measured = {
         "setting": setting,
         "metrics": shown,
         "errors": {name: error for name, error in errors.items() if error is not None},
         "scores": {  # WT shows those of every setting
             (task, scored_in): _score(TASKS.find(task).metrics, scored.metrics)
-            for (task, scored_in), scored in result.scores.items()
+            for (task, scored_in), scored in sorted(
+                result.scores.items(), key=lambda item: order(item[0][1])
+            )
             if setting == WT or scored_in in (BASE, setting)
         },
     }

@@ -70,6 +70,16 @@ def check_machine(recipe: RunRecipe, flow_name: str) -> None:
     require(enough, ConfigError, rule, gpu_count(), remedy)
 
 
+def check_recipe(recipe: RunRecipe, flow_name: str) -> None:
+    """Refuse, before anything runs, what this machine, the names or the sizes do not allow."""
+    check_machine(recipe, flow_name)
+    check_named(recipe, flow_name)
+    if isinstance(recipe, Recipe):
+        check_positions(recipe)
+    elif isinstance(recipe, AdaptationRecipe):
+        check_adaptation(recipe)
+
+
 def check_settings(recipe: TableRecipe) -> None:
     """Refuse baselines of a table that do not exist, or budgets that are none of theirs."""
     for text in recipe.texts.values():

@@ -28,13 +28,7 @@ from prefect.runtime import flow_run
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.nodes import code_identity
 from tasks.cluster.stopping import on_stop
-from tasks.run.checks import (
-    check_adaptation,
-    check_machine,
-    check_named,
-    check_positions,
-    check_root,
-)
+from tasks.run.checks import check_recipe, check_root
 from tasks.run.prefect_runs import flow_run_context, prefect_may_be_away
 from tasks.run.recipes import find_recipe
 from tasks.run.site import Site
@@ -205,12 +199,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
         found = f"of kind {recipe.kind}"
         remedy = "`python -m flows recipes` lists the recipes with their kind."
         raise ConfigError(rule, f"{recipe_name}, {found}", remedy)
-    check_machine(recipe, flow_name)
-    check_named(recipe, flow_name)
-    if isinstance(recipe, Recipe):
-        check_positions(recipe)
-    elif isinstance(recipe, AdaptationRecipe):
-        check_adaptation(recipe)
+    check_recipe(recipe, flow_name)
     root, began = artifact_root(), time.monotonic()
     check_root(root)
     tracker = Tracker(root=root)

@@ -7,7 +7,6 @@ that carry its log's path in their environment.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -110,12 +109,10 @@ def up(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
             deadline = time.monotonic() + START_SECONDS
             while (state := _state(folder, service)).state != "running":
                 # A process shows no environment while it begins, or changes its program.
-                hidden = state.state == "down" and began and began.poll() is None
-                why = "" if state.state == "starting" or hidden else "it has ended"
+                lives = state.state == "starting" or (began and began.poll() is None)
+                why = "" if lives else "it has ended"
                 if time.monotonic() > deadline:
                     why = f"no answer in {START_SECONDS:.0f} s"
-                    if began and hidden:  # `down` would not find it
-                        os.killpg(began.pid, signal.SIGKILL)
                 rule, remedy = f"{service.name} must start", f"Its last lines are in {state.log}."
                 require(not why, ClusterError, rule, why, remedy)
                 time.sleep(0.2)

@@ -6,16 +6,11 @@ import json
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 from pydantic_core import to_json
 
-from tasks.report.ablation import (
-    FIGURES,
-    ablation_page,
-    ablation_table,
-    figure_svg,
-    read_ablation,
-)
+from tasks.report.ablation import FIGURES, ablation_page, ablation_table, figure_svg
 from tasks.report.compare import Result, comparison_rows, rule_counts
 from tasks.report.comparison import ComparisonRow
 from tasks.report.render import Report, table_text
@@ -30,7 +25,7 @@ from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoin
 from umim_core.config.recipe import Recipe
 from umim_core.model.compression import compress_text
 from umim_core.rules.grams import MAX_LONGEST, orders_to
-from umim_core.store.artifacts import MANIFEST, write_json
+from umim_core.store.artifacts import read_json, write_json
 from umim_core.store.disk import write_bytes
 from umim_core.task_sets.spec import TASKS
 from umim_core.text.token_ids import decode
@@ -92,7 +87,7 @@ def _example(rows: list[ComparisonRow], results: list[Result]) -> Report:
     places = [
         (str(result.checkpoints[setting]), result.tokenized)
         for result in results
-        for setting in result.evaluations
+        for setting in result.evaluated
     ]
     merged = [pair for pair in zip(rows, places, strict=True) if pair[0].setting == WT]
     best, (source, tokenized) = max(merged, key=lambda pair: agreement(pair[0]))
@@ -212,7 +207,8 @@ def _cell(result: Result, row: ComparisonRow, trained: Artifact, rules: Artifact
     }
 
 
-def ablation_summary(artifact: Artifact) -> str:
+def ablation_summary(ablation: Artifact, name: str) -> str:
     """Return the table for a terminal, and where the files are."""
-    files = sorted(str(path) for path in artifact.path.iterdir() if path.name != MANIFEST)
-    return "\n".join([table_text(ablation_table(read_ablation(artifact))), *files])
+    data: Any = read_json(ablation.path / f"{name}.json")
+    files = sorted(map(str, ablation.path.glob(f"{name}*")))
+    return "\n".join([table_text(ablation_table(data)), *files])

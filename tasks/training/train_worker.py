@@ -84,8 +84,6 @@ def _launch_ray(worker: Worker, cluster: ClusterConfig, scratch: Path) -> None:
             thread.shutdown(wait=False)
         _raise_recorded(meeting, cluster.workers)
     except (WorkerGroupError, ControllerError, RayError) as error:
-        if isinstance(error, RayError):  # the process that leads the workers was lost
-            _release(getattr(error, "actor_id", None))
         _raise_recorded(meeting, cluster.workers)
         rule = "the controller of a training must stay alive"  # it leads the workers
         again = "Run the same command again; it resumes from the last state."
@@ -97,33 +95,6 @@ def _launch_ray(worker: Worker, cluster: ClusterConfig, scratch: Path) -> None:
         raise cluster_error(rule, error, again) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _release(controller: str | None) -> None:
-    """Give back what the workers of a lost controller hold.
-
-    Ray's own cleaner asks the dashboard whether the controller lives, and where there is none it
-    waits for ever: the next try would find no core. Ray knows who made a group as soon as it is
-    there, so one is found whose workers have not started.
-    """
-    import ray
-    from ray.core.generated.gcs_pb2 import PlacementGroupTableData
-    from ray.exceptions import RayError
-    from ray.util.placement_group import PlacementGroup, remove_placement_group
-
-    if not ray.is_initialized():
-        return
-    job = ray.get_runtime_context().get_job_id()
-    try:
-        for row in ray._private.state.state._connect_and_get_accessor().get_placement_group_table():
-            group = PlacementGroupTableData.FromString(row)
-            ours = group.creator_job_id.hex() == job
-            if ours and (group.creator_actor_dead or group.creator_actor_id.hex() == controller):
-                remove_placement_group(
-                    PlacementGroup(ray.PlacementGroupID(group.placement_group_id))
-                )
-    except RayError as error:  # the cluster went with it
-        logger.warning("the workers' places are not given back: %s", error)
 
 
 def _run_rank(worker: Worker, folder: Path) -> None:

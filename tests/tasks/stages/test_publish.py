@@ -10,7 +10,7 @@ import pytest
 
 from support.sites import here, made
 from support.tiny_pipeline import Walk
-from tasks.report.ablation import ablation_table
+from tasks.report.ablation import ablation_page, ablation_table
 from tasks.report.comparison import cell_row, comparison
 from tasks.report.render import Report
 from tasks.report.report import ReportData
@@ -58,16 +58,18 @@ def cell(backbone: str, tau: int, containment: str) -> Report:
 
 
 def test_an_ablation_shows_what_differs_and_what_was_measured() -> None:
-    budget = {"budget": {"steps": 300, "rows": 8, "tokens": 512}, "seed": 17}
-    table = ablation_table({**budget, "cells": [cell(*which) for which in GRID]})
+    data = {"budget": {"steps": 300, "rows": 8, "tokens": 512}, "seed": 17, "name": "grid"}
+    data |= {"description": "All.", "evaluation": {}, "machine": {}, "versions": {}}
+    data |= {"cells": [cell(*which) for which in GRID]}
+    table, page = ablation_table(data), ablation_page(data)
     assert table.headings == ("backbone", "τ", "containment", *MEASURES)
     assert [row[:3] for row in table.rows] == [(b, str(t), c) for b, t, c in GRID]
     assert table.rows[0][3:6] == ("31.5", "18,000", "0.6848")
-    assert "Which rows are unit ends depends on the rules" in table.note
-    assert "300 steps of 8 rows of 512 tokens (1,228,800 tokens), seed 17." in table.note
+    assert "Which rows are unit ends depends on the rules" in page
+    assert "300 steps of 8 rows of 512 tokens (1,228,800 tokens), seed 17." in page
     fewer = cell("llama", 5, "drop") | {"training": {"steps": 40.0}, "withdrawn": ["ppl_umim"]}
-    note = ablation_table({**budget, "cells": [cell("llama", 5, "drop"), fewer]}).note
-    assert "1 of 2 cells stopped earlier, at least 40." in note and "†: withdrawn." in note
+    page = ablation_page(data | {"cells": [cell("llama", 5, "drop"), fewer]})
+    assert "1 of 2 cells stopped earlier, at least 40." in page and "†: withdrawn." in page
 
 
 def test_every_difference_has_a_column() -> None:
