@@ -179,7 +179,7 @@ def answer_shortened(
             greedy.of_model(umim.backbone),
             umim.backbone,
             method.new_policy,
-            lambda ids, generated: stays + generated,
+            [lambda generated: stays + generated],
         )[0]
         return umim.backbone.decode(row.ids), gone / len(prompt.ids)
     raise ConfigError(

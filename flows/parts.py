@@ -377,7 +377,7 @@ def _answered(
             questions=questions,
             checkpoint=checkpoint(place),
             tau=setting.mine_tau,
-            options=TaskOptions(recipe.seed, task_new_tokens=recipe.new_tokens),
+            options=TaskOptions(task_seed=recipe.seed, task_new_tokens=recipe.new_tokens),
         )
         own = run.stage(mining, label=label).path / "checkpoint"
         if own.is_dir():  # a task that is not run has none

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -148,10 +149,11 @@ class Case:
     def rows(self, share: float, options: GenerateOptions = PLAIN) -> list[Row]:
         """Rows under a budget of a share of all tokens, rounded up."""
 
-        def budget(prompt: Ints, generated: int) -> int:
-            return int(np.ceil(share * (len(prompt) + generated)))
+        def budget(tokens: int, generated: int) -> int:
+            return int(np.ceil(share * (tokens + generated)))
 
-        return generate_evicted(PROMPTS, options, self.backbone, self.method.new_policy, budget)
+        budgets = [partial(budget, len(ids)) for ids in PROMPTS]
+        return generate_evicted(PROMPTS, options, self.backbone, self.method.new_policy, budgets)
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
@@ -215,7 +217,7 @@ def test_every_policy_with_a_budget_is_in_the_matrix_and_the_others_keep_theirs(
 def test_columns_that_went_are_those_that_a_mask_hides_step_by_step(family: str) -> None:
     backbone, budget = random_backbone(family, torch.float64), 6
     for found in generate_evicted(
-        PROMPTS, PLAIN, backbone, lambda ids: SinksAndNewest(None), lambda *_: budget
+        PROMPTS, PLAIN, backbone, lambda ids: SinksAndNewest(None), [lambda _: budget] * 2
     ):
         assert found.cache_lengths[-1] == budget
         ids = [*found.prompt_ids, *found.ids]
@@ -239,7 +241,8 @@ def test_text_goes_on_beyond_the_positions_where_they_restart() -> None:
 
     def write(budget: int, *, restart: bool) -> list[Row]:
         policy = SinksAndNewest(key_rotation(backbone) if restart else None)
-        return generate_evicted(PROMPTS, options, backbone, lambda _: policy, lambda *_: budget)
+        budgets = [lambda _: budget] * len(PROMPTS)
+        return generate_evicted(PROMPTS, options, backbone, lambda _: policy, budgets)
 
     def note(module: nn.Module, args: tuple[object, ...], given: dict[str, Tensor]) -> None:
         places.append(int(given["position_ids"].max()))

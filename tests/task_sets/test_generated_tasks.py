@@ -91,16 +91,18 @@ def test_what_is_inserted_stands_at_its_depth() -> None:
 def test_options_are_taken_from_among_the_arguments_of_the_model() -> None:
     metadata = {"checkpoint": "x", "version": 1.0, "task_seed": 3, "task_new_tokens": 64}
     metadata |= {"task_data": "data", "task_features": "of another task"}
-    assert TaskOptions.read(metadata) == TaskOptions(task_seed=3, task_new_tokens=64)
+    assert TaskOptions.read(metadata) == TaskOptions(
+        task_seed=3, task_new_tokens=64, task_data="data", task_features="of another task"
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task_sed": 1}, "one of task_new_tokens, .*; got task_sed. Did you mean 'task_seed'"),
-        ({"task_questions": 0}, "at least 1; got 0"),
-        ({"task_new_tokens": True}, "at least 1; got True"),
-        ({"task_seed": None}, "at least 0; got None"),
+        ({"task_sed": 1}, "task_sed: Extra inputs .* Did you mean 'task_seed'"),
+        ({"task_questions": 0}, "task_questions must be at least 1; got 0"),
+        ({"task_new_tokens": True}, "task_new_tokens: .* valid integer; got True"),
+        ({"task_seed": None}, "task_seed: .* valid integer; got None"),
     ],
 )
 def test_malformed_options_are_refused(options: dict[str, object], message: str) -> None:

@@ -7,18 +7,20 @@ Shapes: B rows, W units per row and forward, L columns of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from threading import Lock, RLock
-from typing import Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from umim_core.backbone.row_cache import RowCache
 from umim_core.errors import GenerationError
@@ -103,20 +105,38 @@ def attention_switched(model: PreTrainedModel, implementation: str) -> Iterator[
             model.set_attn_implementation(before)
 
 
-@contextmanager
-def attention_given(
-    model: PreTrainedModel, implementation: str, variable: ContextVar[T | None], value: T
-) -> Iterator[T]:
-    """Switch to an implementation of ours, which finds a value in a variable, in this thread alone.
+class OwnAttention(Generic[T]):
+    """An attention of ours in the table where transformers looks attention functions up.
 
-    Other threads that run the model meanwhile find None there.
+    ``attend`` gets a value that is given to this thread, the module, query [B, A, T, D], key and
+    value [B, H, T, D] and transformers' options, no mask; it returns [B, T, A, D]. Other threads
+    that run the model meanwhile have no value and get sdpa attention.
     """
-    with attention_switched(model, implementation):
-        token = variable.set(value)
-        try:
-            yield value
-        finally:
-            variable.reset(token)
+
+    def __init__(self, name: str, attend: Callable[..., Tensor]) -> None:
+        self._name, self._attend = name, attend
+        self._value: ContextVar[T | None] = ContextVar(name, default=None)
+        AttentionInterface.register(name, self._attention)
+        AttentionMaskInterface.register(name, self._mask)
+
+    @contextmanager
+    def given(self, model: PreTrainedModel, value: T) -> Iterator[T]:
+        with attention_switched(model, self._name):
+            token = self._value.set(value)
+            try:
+                yield value
+            finally:
+                self._value.reset(token)
+
+    def _attention(self, *states: Any, **options: Any) -> tuple[Tensor, None]:
+        given = self._value.get()
+        if given is None:
+            return sdpa_attention_forward(*states, **options)
+        *states_without_mask, _ = states
+        return self._attend(given, *states_without_mask, **options), None
+
+    def _mask(self, *args: Any, **options: Any) -> Tensor | None:
+        return sdpa_mask(*args, **options) if self._value.get() is None else None
 
 
 def eager_attention(model: PreTrainedModel) -> AbstractContextManager[None]:

@@ -27,7 +27,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
@@ -173,8 +172,8 @@ def score_evicted(
     return scores, cache.columns
 
 
-Budget = Callable[[Ints, int], int]
-"""Columns that may stay, at least 1, of a prompt [T] and so many generated tokens G behind it."""
+Budget = Callable[[int], int]
+"""Columns that may stay, at least 1, of a prompt and so many generated tokens G behind it."""
 
 
 class PolicyReader:
@@ -183,7 +182,7 @@ class PolicyReader:
     def __init__(self, backbone: Backbone, policy: CachePolicy, budget: Budget) -> None:
         self.merged_model = MergedModel.without_merging(backbone)
         self._policy, self._budget = policy, budget
-        self._prompt: Ints = np.zeros(0, dtype=np.int64)
+        self._prompt_tokens = 0
 
     def matcher(self, options: GenerateOptions) -> None:
         """Generated tokens stay raw."""
@@ -198,9 +197,10 @@ class PolicyReader:
         past: GenerationState | None,
         several: bool,
     ) -> tuple[PolicyCache, Tensor]:
-        [self._prompt] = prompts.ids
+        [ids] = prompts.ids
+        self._prompt_tokens = len(ids)
         cache = PolicyCache(self.merged_model.backbone, self._policy)
-        return cache, self._read(self._prompt, cache)
+        return cache, self._read(ids, cache)
 
     def feed(
         self, step: Advance, tokens: Ints, columns: PolicyCache, positions: Tensor | None
@@ -208,8 +208,7 @@ class PolicyReader:
         return self._read(tokens, columns)
 
     def _read(self, ids: Ints, cache: PolicyCache) -> Tensor:
-        generated = cache.tokens + len(ids) - len(self._prompt)
-        allowed = self._budget(self._prompt, generated)
+        allowed = self._budget(cache.tokens + len(ids) - self._prompt_tokens)
         backbone = self.merged_model.backbone
         return backbone.head(cache.read(torch.from_numpy(ids).to(backbone.device), allowed)[-1:])
 
@@ -220,25 +219,30 @@ def generate_evicted(
     options: GenerateOptions,
     backbone: Backbone,
     new_policy: Callable[[Ints], CachePolicy],
-    budget: Budget,
+    budgets: Sequence[Budget],
 ) -> list[Row]:
     """Generate a text after each prompt of raw ids [T_b], at least one each.
 
     ``options`` are as for the engine; their ``merge`` is ``none``, and nothing is streamed. The
-    budget is asked after the prompt, and after each token that was read. Samples of a prompt lie
-    side by side; ``cache_lengths`` has the columns after every forward.
+    budget of a prompt is asked after it, and after each token that was read. Samples of a prompt
+    lie side by side; ``cache_lengths`` has the columns after every forward.
     """
     config = options.check(MergedModel.without_merging(backbone), len(prompts))
     samples, new = options.samples, config.max_new_tokens or 0
-    policies = [(ids, new_policy(ids)) for ids in prompts for _ in range(samples)]
-    longest = max((_positions(ids, new, one, budget) for ids, one in policies), default=0)
+    policies = [
+        (ids, new_policy(ids), budget)
+        for ids, budget in zip(prompts, budgets, strict=True)
+        for _ in range(samples)
+    ]
+    needed = [_positions(ids, new, policy, budget) for ids, policy, budget in policies]
+    longest = max(needed, default=0)
     check_room(backbone, longest, new)
     check_attention_window(backbone.model.config, longest)
     if config.do_sample and options.seed is None:
         options = replace(options, seed=fresh_seed())  # one for all rows, as in a batch
     streams = range(len(policies)) if options.streams is None else options.streams
     alone, rows = replace(options, n=1, streams=None), list[Row]()
-    for (ids, policy), stream in zip(policies, streams, strict=True):
+    for (ids, policy, budget), stream in zip(policies, streams, strict=True):
         batch = Batch(PolicyReader(backbone, policy, budget))
         drawn = replace(alone, streams=[stream]) if config.do_sample else alone
         rows += exhaust(batch.run([ids], drawn))[0]
@@ -249,5 +253,5 @@ def _positions(ids: Ints, new: int, policy: CachePolicy, budget: Budget) -> int:
     tokens = positions_taken(len(ids), new)
     if policy.rotation is None or new < 2:
         return tokens
-    allowed = budget(ids, new - 2)  # before the last token that is read
+    allowed = budget(new - 2)  # before the last token that is read
     return min(tokens, max(len(ids), allowed + 1))

@@ -33,23 +33,16 @@ kept, D head size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from umim_core.backbone.attention_masks import attention_given, check_attention_window
+from umim_core.backbone.attention_masks import OwnAttention, check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, HeldColumns
 from umim_core.merging.likelihood import TokenScores, target_scores
 from umim_core.text.token_ids import Ints
-
-_MASKED_NAME: Final = "umim_h2o_masked"
-_half: ContextVar[float | None] = ContextVar("_half", default=None)  # share of the hitters
 
 
 class HeavyHitters(CachePolicy):
@@ -102,7 +95,7 @@ def score_masked(
         ids = torch.tensor([[*context.tolist(), *ending.tolist()]], device=backbone.device)
         check_attention_window(backbone.model.config, ids.shape[1])
         half = budget / len(context) / 2
-        with attention_given(backbone.model, _MASKED_NAME, _half, half):
+        with _MASKED.given(backbone.model, half):
             hidden = backbone.hidden(backbone.embed(ids[:, :-1]))[0]
         targets = ids[0, len(context) :]
         scores.append(target_scores(hidden[len(context) - 1 :], targets, backbone))
@@ -131,18 +124,10 @@ def heavy_hitter_mask(weights: Tensor, heavy: int, newest: int) -> Tensor:
     return mask
 
 
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    **options: Any,
-) -> tuple[Tensor, None]:
+def _attend(
+    half: float, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any
+) -> Tensor:
     """Attend under the mask: query [1, A, T, D], key and value [1, H, T, D] -> [1, T, A, D]."""
-    half = _half.get()
-    if half is None:
-        return sdpa_attention_forward(module, query, key, value, mask, **options)
     heads, tokens, width = query.shape[1:]
     keys, values = (part[0].repeat_interleave(heads // part.shape[1], 0) for part in (key, value))
     scaling = options.get("scaling")
@@ -152,8 +137,7 @@ def _attention(
     share = int(half * tokens)
     seen = heavy_hitter_mask(logits.softmax(dim=-1), share, share)
     weights = logits.masked_fill(~seen, -torch.inf).softmax(dim=-1).to(values.dtype)
-    return (weights @ values).transpose(0, 1)[None], None
+    return (weights @ values).transpose(0, 1)[None]
 
 
-AttentionInterface.register(_MASKED_NAME, _attention)
-AttentionMaskInterface.register(_MASKED_NAME, sdpa_mask)
+_MASKED: Final = OwnAttention[float]("umim_h2o_masked", _attend)  # of the share of the hitters

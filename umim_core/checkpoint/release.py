@@ -14,13 +14,13 @@ merges while decoding is equal, too.
 from __future__ import annotations
 
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 from torch._weights_only_unpickler import UnpicklingError  # type: ignore[attr-defined]
 
 from umim_core.backbone.backbone import Backbone
@@ -32,11 +32,9 @@ from umim_core.merging.module import MergeModule
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import read_json, safe_join
+from umim_core.store.artifacts import described, read_json, safe_join
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
-_CONFIG: Final = "runtime_config.json"
-_MODULE: Final = "merge_module.pt"
 _RULES: Final = {
     n: f"filtered_{name}s_tensor.pt"
     for n, name in zip(ORDERS, ("bigram", "trigram", "fourgram"), strict=True)
@@ -56,62 +54,54 @@ _TENSORS: Final = {
     "output_proj.2.bias": "norm_o.bias",
 }
 _PREFIX: Final = "attention_pool."
+_UNREADABLE: Final = (
+    zipfile.BadZipFile, UnpicklingError, RuntimeError, ValueError, EOFError, OSError,
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Release:
-    """A release that was read.
+class _Config(BaseModel):
+    """Content of ``runtime_config.json``; what it leaves out has the usual names."""
 
-    Attributes:
-        checkpoint: The paper's form, bound to its backbone.
-        special: Rules that hold a special token of the tokenizer, which never merge here.
+    merge_weights: str = "merge_module.pt"
+    rules_dir: str = ""
+    rule_files: dict[Literal["2", "3", "4"], str] = {}
+    num_heads: Annotated[int, Field(ge=1)] = 4
+
+
+def read_release(folder: Path, backbone: Backbone) -> tuple[Checkpoint, int]:
+    """Read a release of the paper's authors for its backbone; sizes are checked before reading.
+
+    Returns:
+        The paper's form, bound to its backbone, and how many rules hold a special token of the
+        tokenizer: they never merge here.
     """
-
-    checkpoint: Checkpoint
-    special: int
-
-
-def read_release(folder: Path, backbone: Backbone) -> Release:
-    """Read a release of the paper's authors for its backbone; sizes are checked before reading."""
-    names, heads = _layout(folder)
-    module = _module(safe_join(folder, names["module"]), backbone.hidden_size, heads)
+    config = _config(folder)
+    module = _module(safe_join(folder, config.merge_weights), backbone, config.num_heads)
+    files = {n: str(Path(config.rules_dir, name)) for n, name in _RULES.items()}
+    files |= {int(n): name for n, name in config.rule_files.items()}
     spans: list[tuple[int, ...]] = []
     special = 0
-    for n in ORDERS:
-        rows = _rules(safe_join(folder, names[str(n)]), n, backbone)
+    for n, name in files.items():
+        rows = _rules(safe_join(folder, name), n, backbone)
         plain = ~np.isin(rows, sorted(backbone.special_ids)).any(axis=1)
         special += int((~plain).sum())
         spans += map(tuple, rows[plain].tolist())
     rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint)
     merged_model = MergedModel(backbone, module.to(backbone.device), Matcher(rules))
-    checkpoint = Checkpoint.of(merged_model, {"source": "release of the paper's authors"})
-    return Release(checkpoint, special)
+    return Checkpoint.of(merged_model, {"source": "release of the paper's authors"}), special
 
 
-def _layout(folder: Path) -> tuple[dict[str, str], int]:
-    require(
-        folder.is_dir(), CheckpointError, "a release must be a folder", str(folder),
-        "Name the folder of merge_module.pt.",
-    )  # fmt: skip
-    path = folder / _CONFIG
-    config = read_json(path) if path.exists() else {}
+def _config(folder: Path) -> _Config:
+    rule, remedy = "a release must be a folder", "Name the folder of merge_module.pt."
+    require(folder.is_dir(), CheckpointError, rule, str(folder), remedy)
+    path = folder / "runtime_config.json"
     rule = f"{path} must name merge_weights, rule_files of 2, 3 and 4 tokens, and num_heads"
-    if not isinstance(config, dict):
-        raise CheckpointError(rule, type(config).__name__)
-    front = f"{config['rules_dir']}/" if "rules_dir" in config else ""
-    files = config.get("rule_files", {str(n): front + name for n, name in _RULES.items()})
-    module, heads = config.get("merge_weights", _MODULE), config.get("num_heads", 4)
-    ok = isinstance(files, dict) and set(files) == set(map(str, ORDERS))
-    ok = ok and all(isinstance(name, str) for name in (module, *files.values()))
-    require(
-        ok and isinstance(heads, int) and heads > 0, CheckpointError, rule,
-        sorted(config), "Take the file of the release.",
-    )  # fmt: skip
-    return {"module": module, **files}, heads
+    with described(rule, "Take the file of the release.", CheckpointError):
+        return _Config.model_validate(read_json(path) if path.exists() else {})
 
 
-def _module(path: Path, size: int, heads: int) -> MergeModule:
-    module = MergeModule(size, num_heads=heads)
+def _module(path: Path, backbone: Backbone, heads: int) -> MergeModule:
+    module = MergeModule(backbone.hidden_size, num_heads=heads)
     found = _read(path, 4 * sum(value.numel() for value in module.parameters()))
     for key in ("model_state_dict", "module"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
@@ -123,11 +113,9 @@ def _module(path: Path, size: int, heads: int) -> MergeModule:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             weights[_TENSORS.get(bare, str(name))] = value.float()
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
-    require(
-        shapes == shapes_of(module), CheckpointError,
-        f"{path} must hold the nine tensors of a merge module for size {size} and {heads} heads",
-        shapes, "Name the backbone that it was trained for.",
-    )  # fmt: skip
+    size, remedy = backbone.hidden_size, "Name the backbone that it was trained for."
+    rule = f"{path} must hold the nine tensors of a merge module for size {size} and {heads} heads"
+    require(shapes == shapes_of(module), CheckpointError, rule, shapes, remedy)
     odd = [name for name, value in weights.items() if not bool(torch.isfinite(value).all())]
     require(not odd, CheckpointError, f"{path} must hold finite weights", odd)
     module.load_state_dict(weights)
@@ -143,12 +131,10 @@ def _rules(path: Path, n: int, backbone: Backbone) -> NDArray[np.int64]:
     require(found.ndim == 2 and found.shape[1] == n, RuleSetError, rule, tuple(found.shape))
     rows = np.unique(found.numpy().astype(np.int64), axis=0)
     most = min(backbone.vocab_size - 1, MAX_TOKEN_ID)
-    require(
-        not rows.size or (rows.min() >= 0 and rows.max() <= most), RuleSetError,
-        f"ids in {path} must lie in 0..{most}, the vocabulary of {backbone.name}",
-        [int(rows.min()), int(rows.max())] if rows.size else None,
-        "Name the backbone whose tokenizer made them.",
-    )  # fmt: skip
+    least, highest = int(rows.min(initial=0)), int(rows.max(initial=0))
+    rule = f"ids in {path} must lie in 0..{most}, the vocabulary of {backbone.name}"
+    remedy = "Name the backbone whose tokenizer made them."
+    require(least >= 0 and highest <= most, RuleSetError, rule, [least, highest], remedy)
     return rows
 
 
@@ -157,21 +143,13 @@ def _read(path: Path, most: int) -> object:
     rule = f"{path} must be a file that torch.save wrote, of at most {most + _SPARE} bytes"
     remedy = "Download the release again; files of Git LFS need git lfs pull."
     require(path.is_file(), CheckpointError, f"{path} must be a file", "none", remedy)
-    require(
-        path.stat().st_size <= most + _SPARE, CheckpointError, rule, path.stat().st_size, remedy
-    )
+    size = path.stat().st_size
+    require(size <= most + _SPARE, CheckpointError, rule, size, remedy)
     try:
         with zipfile.ZipFile(path) as archive:
             inside = archive.infolist()
         stored = all(part.compress_type == zipfile.ZIP_STORED for part in inside)
         require(stored, CheckpointError, rule, "packed entries", remedy)
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        zipfile.BadZipFile,
-        UnpicklingError,
-        RuntimeError,
-        ValueError,
-        EOFError,
-        OSError,
-    ) as error:
+    except _UNREADABLE as error:
         raise CheckpointError(rule, str(error).partition("\n")[0], remedy) from error

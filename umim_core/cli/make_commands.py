@@ -66,9 +66,9 @@ def import_release(
     from umim_core.backbone.backbone import load_backbone
     from umim_core.checkpoint.release import read_release
 
-    release = read_release(folder, load_backbone(shared.from_anywhere(backbone)))
-    release.checkpoint.save(place.directory)
-    count, special = len(release.checkpoint.rules), release.special
+    checkpoint, special = read_release(folder, load_backbone(shared.from_anywhere(backbone)))
+    checkpoint.save(place.directory)
+    count = len(checkpoint.rules)
     line = f"{count:,} rules" + (f"; {special:,} with special tokens left out" if special else "")
     document = {"rules": count, "left_out": special}
     shared.emit_checkpoint(place, place.directory, document, [line], as_json)

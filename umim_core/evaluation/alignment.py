@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -53,14 +53,12 @@ def row_metrics(teacher: Tensor, student: Tensor) -> dict[str, Tensor]:
     """
     blocks = _blocks(teacher, student)
     parts = [_block_metrics(t, s, _row_sums(t, s, room)) for t, s, room in blocks]
-    nothing = torch.zeros(0, dtype=torch.float64, device=teacher.device)
-    return {name: torch.cat([nothing, *(part[name] for part in parts)]) for name in METRICS}
+    return {name: torch.cat([part[name] for part in parts]) for name in METRICS}
 
 
 def row_divergence(teacher: Tensor, student: Tensor) -> Tensor:
     """Return KL(teacher || student) of each row [R] of logits [R, V], in nats (float64)."""
-    parts = [_row_sums(t, s, room).kl for t, s, room in _blocks(teacher, student)]
-    return torch.cat([torch.zeros(0, dtype=torch.float64, device=teacher.device), *parts])
+    return torch.cat([_row_sums(t, s, room).kl for t, s, room in _blocks(teacher, student)])
 
 
 def _blocks(teacher: Tensor, student: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -74,8 +72,7 @@ def _blocks(teacher: Tensor, student: Tensor) -> Iterator[tuple[Tensor, Tensor, 
         yield part_t, part_s, room[:, : len(part_t)]
 
 
-@dataclass(frozen=True)
-class _RowSums:
+class _RowSums(NamedTuple):
     """Sums over the vocabulary of each row [C]: log of the sum of exp(logit), KL, cross-entropy."""
 
     log_sum_t: Tensor

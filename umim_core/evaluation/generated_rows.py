@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Self
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
@@ -153,14 +154,10 @@ def write_rows(
     )
     rows: Sequence[Row]
     if isinstance(scorer, EvictedScorer) and scorer.method.age is None:
-        mergeable = {ids.tobytes(): part for ids, part in zip(fitting, parts, strict=True)}
-        rows = generate_evicted(
-            fitting,
-            options,
-            scorer.merged_model.backbone,
-            scorer.method.new_policy,
-            lambda ids, generated: scorer.budget(ids, generated, mergeable[ids.tobytes()]),
-        )
+        pairs = zip(fitting, parts, strict=True)
+        budgets = [partial(scorer.budget, ids, parts=part) for ids, part in pairs]
+        backbone, new_policy = scorer.merged_model.backbone, scorer.method.new_policy
+        rows = generate_evicted(fitting, options, backbone, new_policy, budgets)
     else:
         inputs = list(map(PromptIds, fitting, parts))
         rows = engine.generate(inputs, options).rows

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
-from umim_core.errors import ConfigError, EvaluationError, did_you_mean, require
+from pydantic import Field
+
+from umim_core.config.model_base import Model, validated
+from umim_core.errors import EvaluationError, require
 from umim_core.registry import Registry
 from umim_core.task_sets.spec import TaskSplit, template_fields
 from umim_core.text.token_ids import encode
@@ -107,39 +110,20 @@ CHAT_ROOM: Final = 64  # tokens that a chat template may add to a prompt
 GenerationRow = dict[str, Any]
 
 
-_LEAST: Final = {"task_new_tokens": 1, "task_questions": 1, "task_seed": 0}
-_OTHERS: Final = ("task_data", "task_features")  # of tasks that are not generated
+class TaskOptions(Model):
+    """Options of one call, of generated tasks and (the last two) of others."""
 
-
-@dataclass(frozen=True)
-class TaskOptions:
-    """Options of one call: seed, most questions (100 if None), most tokens of an answer."""
-
-    task_seed: int = 0
-    task_questions: int | None = None
-    task_new_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            least = _LEAST[name]
-            if value is not None or name == "task_seed":
-                rule = f"{name} must be a whole number of at least {least}"
-                fits = type(value) is int and value >= least
-                require(fits, ConfigError, rule, value, "Correct it.")
+    task_seed: Annotated[int, Field(ge=0, strict=True)] = 0
+    task_questions: Annotated[int, Field(ge=1, strict=True)] | None = None  # 100
+    task_new_tokens: Annotated[int, Field(ge=1, strict=True)] | None = None  # the task's own
+    task_data: str | None = None
+    task_features: str | None = None  # model whose states BERTScore compares
 
     @classmethod
     def read(cls, metadata: Mapping[str, object]) -> Self:
         """Take the options out of a task's metadata, where model arguments stand too."""
-        rule = f"an option of tasks must be one of {', '.join((*_LEAST, *_OTHERS))}"
-        options = {
-            name: value
-            for name, value in metadata.items()
-            if name.startswith("task_") and name not in _OTHERS
-        }
-        for name in options:
-            remedy = did_you_mean(name, (*_LEAST, *_OTHERS)) or "Leave it out."
-            require(name in _LEAST, ConfigError, rule, name, remedy)
-        return cls(**options)  # type: ignore[arg-type]  # __post_init__ checks the values
+        options = {name: value for name, value in metadata.items() if name.startswith("task_")}
+        return validated(cls, options)
 
 
 def make_rows(

@@ -5,11 +5,10 @@ The products of all blocks see one long row of real units; attention takes the r
     rows  a1 a2 a3 | b1 | c1 c2      products  [1, 6, d]      attention  [1, 3] [1, 1] [1, 2]
 
 Attention of a row is the backbone's own sdpa attention, causal and without a mask, so that a row
-gets what it would get alone. transformers looks attention functions up in a table, to which ours
-is added; backbones that do not use the table, or whose windows are shorter than a row, are padded.
+gets what it would get alone (``OwnAttention``); backbones that do not look attention up in
+transformers' table, or whose windows are shorter than a row, are padded.
 On a GPU all are (H100, shape of SmolLM2, a step of 32 rows: 0.33 s padded, 0.61 s apart with flash
 attention; cuDNN, which torch prefers, plans attention anew for every length and is far slower).
-Where no rows are given, as in another thread that uses the same backbone, ours is sdpa attention.
 
 Shapes: N units of all rows, B rows, S units of the longest row, d embedding size.
 """
@@ -18,21 +17,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-from umim_core.backbone.attention_masks import attention_given, attention_window
+from umim_core.backbone.attention_masks import OwnAttention, attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.merging.adapters import merged_rows
 
-_NAME: Final = "umim_rows"
 _SDPA: Final = "sdpa"
 _ALIKE: Final = 0.1  # of the states' norm; a row that sees another is off by about half of it
 _log = logging.getLogger("umim")
@@ -46,17 +41,12 @@ class _Rows:
     layers: int = 0
 
 
-_rows: ContextVar[_Rows | None] = ContextVar("rows", default=None)
-
-
 class PackedTrunk:
     """Runs a backbone's trunk over packed rows."""
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
         self._blocks: int = backbone.model.config.num_hidden_layers
-        AttentionInterface.register(_NAME, _attention_by_row)
-        AttentionMaskInterface.register(_NAME, _mask_by_row)
         self._longest = self._longest_packed_row()
         if not self._longest:
             _log.info("umim: rows of different lengths are padded for %s", backbone.name)
@@ -80,7 +70,7 @@ class PackedTrunk:
             return self._padded(units, lengths, positions, merged)
         if positions is None:
             positions = _real_units(lengths).nonzero()[:, 1].to(units.device)
-        by_row = attention_given(self._backbone.model, _NAME, _rows, _Rows(list(lengths)))
+        by_row = _BY_ROW.given(self._backbone.model, _Rows(list(lengths)))
         with merged_rows(None if merged is None else merged.nonzero().view(-1)), by_row:
             return self._backbone.hidden(units[None], position_ids=positions[None])[0]
 
@@ -113,7 +103,7 @@ class PackedTrunk:
         window = attention_window(model.config)
         units = self._backbone.embed(torch.arange(5, device=self._backbone.device) % 2)
         positions = torch.tensor([0, 1, 0, 1, 2], device=units.device)
-        with attention_given(model, _NAME, _rows, _Rows(list(lengths))) as rows:
+        with _BY_ROW.given(model, _Rows(list(lengths))) as rows:
             apart = self._backbone.hidden(units[None], position_ids=positions[None])[0].float()
         alone = self._padded(units, lengths, None).float()
         taken_apart = rows.layers == self._blocks
@@ -127,24 +117,14 @@ def _real_units(lengths: Sequence[int]) -> Tensor:
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
-def _attention_by_row(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    **options: Any,
-) -> tuple[Tensor, None]:
+def _attend_by_row(
+    rows: _Rows, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any
+) -> Tensor:
     """Attend within rows: query [1, H, N, Dh], key and value [1, Hkv, N, Dh] -> [1, N, H, Dh]."""
-    rows = _rows.get()
-    if rows is None:
-        return sdpa_attention_forward(module, query, key, value, mask, **options)
     rows.layers += 1
     parts = zip(*(torch.split(x, rows.lengths, dim=2) for x in (query, key, value)), strict=True)
     outputs = [sdpa_attention_forward(module, q, k, v, None, **options)[0] for q, k, v in parts]
-    return torch.cat(outputs, dim=1), None
+    return torch.cat(outputs, dim=1)
 
 
-def _mask_by_row(*args: Any, **options: Any) -> Tensor | None:
-    """Make the mask of sdpa attention, or none where rows are taken apart."""
-    return sdpa_mask(*args, **options) if _rows.get() is None else None
+_BY_ROW: Final = OwnAttention[_Rows]("umim_rows", _attend_by_row)

@@ -81,7 +81,6 @@ from umim_core.task_sets.spec import (
 )
 from umim_core.text.token_ids import encode
 
-FEATURES: Final = "task_features"  # in --metadata: model whose states BERTScore compares
 _RULER_TOKENS: Final = 4096
 _OWN: Final = ("class", "stock", "text_metrics", "tag")
 
@@ -91,13 +90,13 @@ class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no typ
 
     @one_line_errors()
     def __init__(self, config: dict[str, Any]) -> None:
-        features = (config.get("metadata") or {}).get(FEATURES)
+        filled_in = with_stock(config)
+        features = TaskOptions.read(filled_in.get("metadata") or {}).task_features
         metrics = find_metrics(config["text_metrics"])
         if features is None:
             metrics = [metric for metric in metrics if not metric.needs_features]
         else:
             load_tokenizer(features)  # a wrong name is an error before anything is generated
-        filled_in = with_stock(config)
 
         def judge(row: Mapping[str, Any], answers: Sequence[Any]) -> dict[str, float]:
             known = row[filled_in["doc_to_target"]]
