@@ -125,7 +125,7 @@ class ScoredModel:
         return {**named, "model": Digest(backbone), "tokenizer": Digest(tokenizer)}
 
 
-@stage(version=3, of_run=("device", "dtype"))
+@stage(version=4, of_run=("device", "dtype"))
 def choice_scores_stage(
     out: Path,
     site: Site,

@@ -86,7 +86,7 @@ def rows_of(
     return [cut.row(index) for index in chosen]
 
 
-@stage(version=2, of_run=_PLACED)
+@stage(version=3, of_run=_PLACED)
 def task_score_stage(
     _: Path,
     site: Site,
@@ -104,9 +104,9 @@ def task_score_stage(
     score = partial(
         evaluate_task,
         checkpoint.directory,
+        questions.file("test"),
+        questions.form,
         merge=merge,
-        task=questions.task,
-        data=questions.artifact.path,
         limit=limit,
         dtype=site.dtype,
         device=site.device,

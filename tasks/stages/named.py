@@ -182,10 +182,6 @@ class Questions:
         return task
 
     @property
-    def task(self) -> str:
-        return str(self._task["task"])
-
-    @property
     def form(self) -> QuestionForm:
         """How they are asked, and what of them is merged."""
         return QuestionForm(**self._task["form"])  # type: ignore[arg-type]  # as it was recorded

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from umim_core.adaptation.choices import (
-    encode_pair,
     encode_questions,
     mine_task_rules,
     split_questions,
@@ -21,7 +20,7 @@ from umim_core.adaptation.choices import (
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.evaluate import MergedPart
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import CorpusError
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.spec import Question, QuestionForm, TaskSplit
@@ -64,17 +63,10 @@ def test_a_sequence_is_the_question_as_it_is_scored_and_answers_stay_whole(
     assert mergeable == len(encoded.context)
 
 
-def test_blanks_at_the_end_of_a_prompt_move_to_the_answer() -> None:
-    context, ending = encode_pair(characters, "ab  ", "c")
-    assert (text_of(context), text_of(ending)) == ("ab", "  c")
-
-
-def test_questions_and_prompts_that_cannot_be_encoded_are_refused() -> None:
+def test_questions_that_cannot_be_encoded_are_refused() -> None:
     for build in (encode_questions, task_sequences):
         with pytest.raises(CorpusError, match="1 to 2 tokens"):
             build([QUESTION], characters, CONTEXT, max_length=3)
-    with pytest.raises(ConfigError, match=r"\{context\}"):
-        QuestionForm("Summary:")
 
 
 SIZES: dict[TaskSplit, int] = {"train": 100, "valid": 5, "test": 8}
@@ -173,14 +165,6 @@ def test_every_threshold_gives_the_bigrams_of_a_counter(part: MergedPart) -> Non
         assert rules.options == asked
         sizes.add(len(rules))
     assert len(sizes) == 3
-
-
-def test_no_bigram_joins_two_questions_or_reaches_over_the_cut() -> None:
-    questions = [Question("ab", ("x", "y"), 0), Question("cd", ("x", "y"), 0)]
-    for form, found in ((QuestionForm(), {"b ", "d ", " x"}), (CONTEXT, {"ab", "cd"})):
-        length = 3 if form.part == "sequence" else 4
-        rules = mine_task_rules(questions, characters, options(1), form, max_length=length)
-        assert set(rules_of(rules)) == set(map(pairs, found))
 
 
 def test_a_budget_raises_each_threshold_until_the_rules_fit() -> None:

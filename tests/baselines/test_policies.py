@@ -307,13 +307,6 @@ def test_what_stays_has_the_keys_of_its_positions_after_every_step(rotates: bool
         torch.testing.assert_close(policy.keys, expected, atol=1e-6, rtol=1e-6)
 
 
-def test_learned_positions_cannot_be_moved_and_may_be_kept() -> None:
-    gpt2 = random_backbone("gpt2")
-    with pytest.raises(BackboneError, match="leaves columns at their positions"):
-        method_of("streaming-llm", gpt2)
-    method_of("streaming-llm-kept-positions", gpt2)
-
-
 # The weights of one head over the tokens a b c d, as in the docstring of ``baselines.h2o``.
 WEIGHTS = [[1, 0, 0, 0], [0.6, 0.4, 0, 0], [0.1, 0.5, 0.4, 0], [0.1, 0.2, 0.3, 0.4]]
 

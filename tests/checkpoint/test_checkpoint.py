@@ -214,12 +214,11 @@ REFUSED = {
             *(("hidden_size", value) for value in (0, 1 << 17, "many")),
             *(("raw_tail", value) for value in (-1, 10**30)),
             *(("decode_max_damage", "inf"), ("merge", "none")),
-            *(("num_heads", -1), ("module_positions", "rotary"), ("depth", 2), ("kind", "mean")),
+            *(("num_heads", -1), ("depth", 2)),
             *(("adapter_rank", 10**30), ("backbone", None), ("training", {"loss": [1]})),
             ("code", "import os"),
         )
     },
-    "linear of depth 3": (config(kind="linear", depth=3), f"{FORM}linear"),
     "nested": (text("[" * 200_000), "readable JSON"),
     "digits": (text('{"raw_tail": ' + "9" * 5000 + "}"), "readable JSON"),
     "surrogate": (text('{"backbone": "\\ud800"}'), "readable JSON"),

@@ -89,11 +89,6 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
             ("cells.0.overlap", "all", r"cells\.0\.overlap: .*'greedy' or 'none'; got all"),
             ("cells.0.depth", 2, r"cells\.0\.depth: Input should be 1 or 3; got 2"),
             ("cells.0.kind", "atention", r"kind: kind must .* got atention\. Did you .*on'\?$"),
-            (
-                "cells",
-                [{"backbone": "a", "kind": "linear", "module_positions": "learned"}],
-                r"cells\.0: .*a linear merge module must have positions 'none' and depth 1",
-            ),
             ("corpus.kind", "web", "corpus: .*'docstrings', 'files'"),
             ("distill.max_steps", 0, r"distill\.max_steps must be at least 1; got 0"),
             ("distill.learning_rate", 2, r"distill\.learning_rate must be at most 1\.0; got 2"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from itertools import pairwise, permutations
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -32,7 +32,6 @@ from umim_core.merging.module import MergeModule
 EVERY = pytest.mark.parametrize("form", FORMS)
 ALONE = pytest.mark.parametrize("form", [f for f in FORMS if "residual" not in FORMS[f]])
 RESIDUAL = pytest.mark.parametrize("form", [f for f in FORMS if "residual" in FORMS[f]])
-BLIND = ("paper", "depth 3")  # to the order of a span, whatever the weights
 MODULES = {form: module_of(form) for form in FORMS}
 DOUBLE = {form: module_of(form, dtype=torch.float64) for form in FORMS}
 LENGTHS = st.lists(st.integers(1, 4), min_size=1, max_size=9)
@@ -81,31 +80,6 @@ def test_a_batch_equals_its_spans_alone(form: str, lengths: list[int], seed: int
     for m, length in enumerate(lengths):
         alone = module(spans[m : m + 1, :length], sizes[m : m + 1])
         assert torch.allclose(together[m], alone[0], rtol=0, atol=1e-12)
-
-
-@EVERY
-def test_sees_the_order_but_in_the_forms_without_offsets(
-    form: str, torch_rng: torch.Generator
-) -> None:
-    module, span, four = MODULES[form], spans_of(1, 4, 16, torch_rng), torch.tensor([4])
-    outs = torch.cat([module(span[:, list(order)], four) for order in permutations(range(4))])
-    if form in BLIND:
-        assert torch.allclose(outs, outs[:1].expand_as(outs), rtol=0, atol=1e-6)
-    else:
-        assert torch.pdist(outs, p=torch.inf).min().item() > 1e-2
-
-
-@EVERY
-def test_sees_repetition_exactly_if_it_sees_the_order(
-    form: str, torch_rng: torch.Generator
-) -> None:
-    letters = spans_of(2, 1, 16, torch_rng)[:, 0]
-    for block, times in (([0], 2), ([0], 3), ([0, 1], 2)):
-        once, again = (
-            MODULES[form](letters[word][None], torch.tensor([len(word)]))
-            for word in (block, block * times)
-        )
-        assert bool(torch.allclose(again, once, rtol=0, atol=1e-4)) == (form in BLIND)
 
 
 @ALONE

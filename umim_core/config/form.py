@@ -46,8 +46,7 @@ What a caller wants merged is no part of the form; it has the same words everywh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -67,17 +66,9 @@ PAPER: Final = "attention"
 _DEEPER: Final = " of depth "
 
 
-@dataclass(frozen=True)
-class MergeForm:
-    """A form of the merge module."""
-
-    module: type[object]
-    positions: tuple[Positions, ...]
-
-
 # The files of the package add their classes: a form is one file. They import torch, which reading
 # a recipe of the paper's kind does without.
-MERGE_FORMS: Final = Registry[MergeForm]("umim_core.merging.forms", "merge form")
+MERGE_FORMS: Final = Registry[Any]("umim_core.merging.forms", "merge form")
 
 
 def form_name(kind: str, depth: int) -> str:

@@ -15,16 +15,16 @@ needs it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.errors import ConfigError, EvaluationError, MissingExtraError, require
+from umim_core.errors import ConfigError, EvaluationError, require
 from umim_core.evaluation.paired_differences import mean_error
 from umim_core.evaluation.sizes import Sizes
 from umim_core.store.artifacts import canonical_json, sha256_bytes
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
     from umim_core.adaptation.choices import EncodedQuestion
-    from umim_core.checkpoint.checkpoint import Checkpoint
     from umim_core.config.form import Merge
     from umim_core.evaluation.harness import UmimLM
     from umim_core.merging.merged_model import MergedModel
+    from umim_core.task_sets.spec import QuestionForm
 
 Limits = dict[str, int | list[int] | None]
+_AT_ONCE: Final = 4  # questions of a forward
 
 
 def of_ruler(task: str) -> bool:
@@ -211,14 +212,13 @@ def score_questions(
     rule = f"every machine must have the same questions of {source.task}"
     value = f"{digest[:12]} instead of {questions.digest[:12]}"
     require(digest == questions.digest, EvaluationError, rule, value, "Give all the same data.")
-    scores, _ = score_range(
+    return score_range(
         model,
         task,
         range(first, last),
         seed=source.seed if _generates(task) else 0,
         confirm_run_unsafe_code=source.confirm_run_unsafe_code,
     )
-    return scores
 
 
 def score_range(
@@ -228,8 +228,8 @@ def score_range(
     *,
     seed: int = 0,
     confirm_run_unsafe_code: bool = False,
-) -> tuple[ShardScores, list[dict[str, Any]]]:
-    """Score some questions of a loaded task; return lm-eval's samples, too.
+) -> ShardScores:
+    """Score some questions of a loaded task.
 
     Values are those of the metrics that are means over questions; of a task that filters its
     answers in several ways under ``METRIC,FILTER``, as lm-eval names them.
@@ -263,7 +263,7 @@ def score_range(
     known = model.question_sizes(task.task_name)
     sizes = [known.get(number, Sizes()) for number in range(len(rows))]
     kept = rows if _generates(task) else []
-    scores = ShardScores(
+    return ShardScores(
         values,
         [row["prompt_hash"] for row in rows],
         sum(sizes, Sizes()),
@@ -272,7 +272,6 @@ def score_range(
         sizes if kept else [],
         model.method is not None,
     )
-    return scores, rows
 
 
 def shard_seed(seed: int, first: int) -> int:
@@ -280,100 +279,94 @@ def shard_seed(seed: int, first: int) -> int:
     return int(np.random.SeedSequence((seed, first)).generate_state(1)[0])
 
 
-def evaluate_task(
-    checkpoint: str | Path | Checkpoint | None = None,
-    *,
-    merge: Merge = "prompt",
-    task: str = DEFAULT_TASK,
-    data: Path | None = None,
-    limit: int | None = None,
-    batch_size: int = 16,
-    dtype: str = "float32",
-    device: str | None = None,
-) -> dict[str, float]:
-    """Return accuracies and token reductions of one multiple-choice task, by name.
-
-    Arguments are those of ``UmimLM``. The task is of this package or of lm-eval; ``data`` is a
-    folder with a file per split (by default the task's own source), ``limit`` the first questions
-    of the test split, None for all.
-    """
-    try:
-        from umim_core.evaluation.harness import UmimLM
-        from umim_core.evaluation.tasks.lm_eval_tasks import load_tasks
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "lm_eval":
-            raise
-        raise MissingExtraError(
-            "task evaluation needs lm-eval", error.name, "pip install 'umim[eval]'"
-        ) from error
-    loaded = load_tasks([task], {} if data is None else {"task_data": str(data)})[task]
-    model = UmimLM(
-        checkpoint, merge, dtype=dtype, device=device, batch_size=batch_size, raw_tail=0
-    ).sharing_contexts()
-    questions = range(len(loaded.eval_docs))[:limit]
-    scores, samples = score_range(model, loaded, questions)
-    scores.values["acc_tok"] = [_hit_per_token(sample, model) for sample in samples]
-    alone = 0.0 if model.merge == "none" else scores.total.context_token_reduction
-    return scores.figures() | ({} if alone is None else {"context_token_reduction": alone})
-
-
-def _hit_per_token(sample: Mapping[str, Any], model: UmimLM) -> float:
-    """Return 1.0 if the gold answer has the highest mean token log-probability, else 0.0."""
-    requests = list(zip(sample["arguments"], sample["filtered_resps"], strict=True))
-    answers = [each for each in requests if each[0][0]] or requests  # no text without its context
-    means = [
-        float(response[0]) / len(model._encode_pair(*arguments[:2])[1])
-        for arguments, response in answers
-    ]
-    gold, texts = sample["target"], [arguments[1].strip() for arguments, _ in answers]
-    if isinstance(gold, str):  # lm-eval logs an index, its digits, or the answer's text
-        stripped = gold.strip()
-        gold = texts.index(stripped) if stripped in texts else int(gold) if gold.isdigit() else None
-    if not isinstance(gold, int):
-        rule = "the task must have one gold answer per question"
-        raise EvaluationError(rule, sample["target"], "acc_tok is not defined for it.")
-    return float(means.index(max(means)) == gold)
-
-
 @dataclass(frozen=True)
 class ChoiceScores:
     """Scores of a task's questions, in their order.
 
-    ``scores`` are mean token log-probabilities of every answer, per question (nats); ``total`` has
-    every context once, and all answers.
+    ``sums`` are log-probabilities of every answer, per question (nats), of so many ``tokens``;
+    ``total`` has every context that is matched alone once, and all answers.
     """
 
-    scores: list[list[float]]
+    sums: list[list[float]]
+    tokens: list[list[int]]
     golds: list[int]
     total: Sizes
 
+    def means(self) -> list[list[float]]:
+        """Return the mean token log-probability of every answer, per question (nats)."""
+        return _divided(self.sums, self.tokens)
+
     def hits(self) -> list[float]:
-        pairs = zip(self.scores, self.golds, strict=True)
+        return self.hits_by(self.means())
+
+    def hits_by(self, scores: Sequence[Sequence[float]]) -> list[float]:
+        """Return 1.0 where the right answer has the highest score, else 0.0, per question."""
+        pairs = zip(scores, self.golds, strict=True)
         return [float(row.index(max(row)) == gold) for row, gold in pairs]
 
     def margins(self) -> list[float]:
         """Return by how much the right answer leads the best wrong one, per question (nats)."""
-        pairs = zip(self.scores, self.golds, strict=True)
+        pairs = zip(self.means(), self.golds, strict=True)
         return [row[gold] - max(row[:gold] + row[gold + 1 :]) for row, gold in pairs]
 
 
+def _divided(rows: Sequence[Sequence[float]], sizes: Sequence[Sequence[int]]) -> list[list[float]]:
+    pairs = zip(rows, sizes, strict=True)
+    return [[x / n for x, n in zip(row, of_row, strict=True)] for row, of_row in pairs]
+
+
 def score_choices(
-    questions: Sequence[EncodedQuestion], merged_model: MergedModel, batch_size: int
+    questions: Sequence[EncodedQuestion],
+    merged_model: MergedModel,
+    batch_size: int,
+    merge: Merge = "prompt",
 ) -> ChoiceScores:
     from umim_core.evaluation.scoring import Request, Scorer
 
     require(bool(questions), EvaluationError, "a task must have questions", "none", "Give some.")
     requests = [Request(each.context, answer) for each in questions for answer in each.endings]
     longest = max(len(request.context) + len(request.continuation) for request in requests)
+    longest = min(longest, merged_model.backbone.max_positions or longest)
     answers = max(len(question.endings) for question in questions)
-    scored = Scorer(merged_model, longest).score(requests, batch_size * answers)
-    likelihoods = iter(zip(requests, scored, strict=True))
-    rows = [[next(likelihoods) for _ in question.endings] for question in questions]
-    firsts = [row[0][1].sizes for row in rows]  # the answers of a question share their context
-    raw, units = (sum(s.context_tokens for s in firsts), sum(s.context_units for s in firsts))
-    ends = sum(len(request.continuation) for request in requests)
+    scored = iter(Scorer(merged_model, longest, merge).score(requests, batch_size * answers))
+    rows = [[next(scored) for _ in question.endings] for question in questions]
+    sizes = [row[0].sizes for row in rows]  # the answers of a question share their context
+    further = [score.sizes for row in rows for score in row[1:]]
+    sizes += [Sizes(s.tokens - s.context_tokens, s.units - s.context_units) for s in further]
     return ChoiceScores(
-        [[score.log_prob / len(request.continuation) for request, score in row] for row in rows],
+        [[score.log_prob for score in row] for row in rows],
+        [[len(ending) for ending in question.endings] for question in questions],
         [question.gold for question in questions],
-        Sizes(raw + ends, units + ends, raw, units),
+        sum(sizes, Sizes()),
     )
+
+
+def evaluate_task(
+    checkpoint: str | Path,
+    questions: Path,
+    form: QuestionForm,
+    *,
+    merge: Merge = "prompt",
+    limit: int | None = None,
+    dtype: str = "float32",
+    device: str | None = None,
+) -> dict[str, float]:
+    """Return accuracies and token reductions of the first questions of a file, by name."""
+    from umim_core.adaptation.choices import encode_questions
+    from umim_core.model.umim import UMIM
+    from umim_core.task_sets.spec import read_questions
+
+    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
+    asked = read_questions(questions)[:limit]
+    encoded = encode_questions(asked, umim.backbone.encode, form, max_length=sys.maxsize)
+    model = umim.merged_model.reading(merge)
+    found = score_choices(encoded, model, _AT_ONCE, "all" if merge == "all" else "prompt")
+    characters = [[len(choice) for choice in question.choices] for question in asked]
+    hits = {
+        "acc": found.hits_by(found.sums),
+        "acc_norm": found.hits_by(_divided(found.sums, characters)),
+        "acc_tok": found.hits(),
+    }
+    figures = ShardScores(hits, [""] * len(asked), found.total).figures()
+    alone = found.total.context_token_reduction
+    return figures if alone is None else figures | {"context_token_reduction": alone}

@@ -32,7 +32,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from typing import Self, cast, get_args
+from typing import ClassVar, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,6 @@ from umim_core.config.form import (
     PAPER,
     PAPER_FORM,
     Depth,
-    MergeForm,
     ModuleForm,
     Positions,
     form_name,
@@ -78,12 +77,14 @@ class MergeModule(nn.Module):
     multiple of the heads; ``umim_core.config.form`` has the policies.
 
     Attributes:
+        positions: What a class of modules may see of a token's offset.
         norm_o: The last layer of every form, at the scale of the backbone's embeddings.
         rows: Offsets of single rules, added to the surrogates of every form; None: there are none.
         adapters: Gated adapters of the layers that read units, trained and saved with the module;
             None: there are none.
     """
 
+    positions: ClassVar[tuple[Positions, ...]] = get_args(Positions)
     norm_o: nn.LayerNorm
     offset: nn.Parameter | None
     rows: RuleRows | None
@@ -93,7 +94,8 @@ class MergeModule(nn.Module):
         cls, *, kind: str, depth: Depth = 1, positions: tuple[Positions, ...] = ("none",)
     ) -> None:
         super().__init_subclass__()
-        MERGE_FORMS.add(form_name(kind, depth), MergeForm(cls, positions))
+        cls.positions = positions
+        MERGE_FORMS.add(form_name(kind, depth), cls)
 
     def __new__(
         cls,
@@ -104,8 +106,8 @@ class MergeModule(nn.Module):
     ) -> Self:
         if cls is not MergeModule or (form.kind, form.depth) == (PAPER, 1):  # a copy has no form
             return super().__new__(cls)
-        made = MERGE_FORMS.find(form_name(form.kind, form.depth)).module
-        return super().__new__(cast("type[Self]", made))
+        made: type[Self] = MERGE_FORMS.find(form_name(form.kind, form.depth))
+        return super().__new__(made)
 
     def __init__(
         self,
@@ -239,7 +241,7 @@ class MergeModule(nn.Module):
         return out
 
 
-MERGE_FORMS.add(PAPER, MergeForm(MergeModule, get_args(Positions)))
+MERGE_FORMS.add(PAPER, MergeModule)
 
 
 def with_rows_of(module: MergeModule, rules: RuleSet) -> MergeModule:

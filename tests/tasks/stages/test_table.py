@@ -43,6 +43,7 @@ from tasks.run.stage import Artifact
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
+from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.errors import BackboneError, CheckpointError, ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
@@ -51,7 +52,7 @@ from umim_core.evaluation.questions import (
     QuestionSet,
     QuestionSource,
     ShardScores,
-    evaluate_task,
+    score_range,
     shard_seed,
 )
 from umim_core.evaluation.sizes import Sizes
@@ -107,12 +108,20 @@ def test_the_same_questions_in_another_folder_are_the_same_table(
     assert run_table(scored.root, scored.recipe.model_copy(update=changes)).executed() == []
 
 
+def at_once(checkpoint: Path, merge: str, task: str, options: dict[str, str]) -> dict[str, float]:
+    """The figures of a task whose questions are one shard."""
+    settings = {"dtype": "float32", "batch_size": 4, "raw_tail": 0}
+    model = UmimLM(checkpoint, merge, **settings).sharing_contexts()
+    loaded = load_tasks([task], options)[task]
+    return score_range(model, loaded, range(len(loaded.eval_docs))).figures()
+
+
 @pytest.mark.parametrize(("number", "merge"), MERGES)
 def test_means_are_those_of_the_task_scored_at_once(
     scored: Walk, tiny_checkpoint: Path, data: Path, number: int, merge: Any
 ) -> None:
     row, base = table(scored)["scores"][number], table(scored)["scores"][0]
-    once = evaluate_task(tiny_checkpoint, merge=merge, data=data, batch_size=4)
+    once = at_once(tiny_checkpoint, merge, DEFAULT_TASK, {"task_data": str(data)})
     assert row["questions"] == once["questions"] == QUESTIONS
     assert row["acc"]["mean"] == once["acc"] and row["acc_norm"]["mean"] == once["acc_norm"]
     assert row["acc"]["stderr"] == pytest.approx(once["acc_stderr"])
@@ -143,7 +152,7 @@ def test_token_reduction_leaves_out_prompts_that_are_scored_raw(
     recipe = tiny_table(tiny_checkpoint, data, **own, task_data=None, hub=str(data))
     (row,) = table(run_table(tmp_path, recipe))["scores"]
     monkeypatch.chdir(data)
-    once = evaluate_task(tiny_checkpoint, task=task, batch_size=4)
+    once = at_once(tiny_checkpoint, "prompt", task, {})
     assert row["token_reduction"] == pytest.approx(once["token_reduction"], rel=1e-12)
     assert row["token_reduction"] > 0 and row["acc_seq"]["mean"] == once["acc_seq"]
 
