@@ -175,23 +175,3 @@ def units_of(matcher: Matcher, ids: Sequence[int], border: int) -> list[tuple[in
         starts, lengths = matcher.segment(part)
         found += [(first + int(s), int(n)) for s, n in zip(starts, lengths, strict=True)]
     return found
-
-
-def answer_log_probs(
-    merged_model: MergedModel, context: Sequence[int], ending: Sequence[int]
-) -> Tensor:
-    """Log-probabilities of an answer [n] behind a context that is merged by hand, with gradients.
-
-    The model's own causal forward reads the embeddings, one answer alone.
-    """
-    model, module = merged_model.backbone.model, merged_model.require_module()
-    table, ids = model.get_input_embeddings(), torch.tensor([*context, *ending])
-    starts, lengths = merged_model.require_matcher().segment(np.asarray(context))
-    pieces = []
-    for start, length in zip(starts, lengths, strict=True):
-        span, size = ids[start : start + length], torch.tensor([length])
-        alone = table(span)
-        pieces.append(alone if length == 1 else module(alone[None], size, span[None]))
-    answer = ids[len(context) :]
-    logits = model(inputs_embeds=torch.cat([*pieces, table(answer)])[None]).logits[0]
-    return logits[len(starts) - 1 : -1].log_softmax(-1).gather(1, answer[:, None])[:, 0]

@@ -16,8 +16,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from support.engine_matrix import from_scratch
 from support.merge_modules import give_rows
-from support.merged_models import answer_log_probs, fresh_model
+from support.merged_models import fresh_model
 from support.tiny_models import random_backbone
 from support.tiny_training import questions
 from support.trained_controls import KINDS, disturb
@@ -276,22 +277,22 @@ def oracle_loss(
     backbone: Backbone, policy: MergeModule, reference: MergeModule, beta: float
 ) -> torch.Tensor:
     """The paper's listing, with loops."""
+
+    def score(module: MergeModule, context: np.ndarray, ending: np.ndarray) -> torch.Tensor:
+        before = [[context, *([token] for token in ending[:n])] for n in range(len(ending))]
+        rows = from_scratch(backbone, module, [(SPANS, parts) for parts in before])
+        log_probs = torch.stack([row for row, _ in rows]).log_softmax(-1)
+        return log_probs.gather(1, torch.tensor(ending)[:, None]).mean()
+
     per_question = []
     for question in ASKED:
-
-        def gain(ending: np.ndarray, question: EncodedQuestion = question) -> torch.Tensor:
-            mine, fixed = (
-                answer_log_probs(MergedModel(backbone, module, SPANS), question.context, ending)
-                for module in (policy, reference)
-            )
-            return mine.mean() - fixed.mean().detach()
-
-        positive = gain(question.endings[question.gold])
-        pairs = [
-            -torch.log(torch.sigmoid(beta * (positive - gain(ending))))
-            for k, ending in enumerate(question.endings)
-            if k != question.gold
+        gains = [
+            score(policy, question.context, ending)
+            - score(reference, question.context, ending).detach()
+            for ending in question.endings
         ]
+        right = gains.pop(question.gold)
+        pairs = [-torch.log(torch.sigmoid(beta * (right - wrong))) for wrong in gains]
         per_question.append(sum(pairs) / len(pairs))
     return sum(per_question) / len(per_question)
 
