@@ -118,18 +118,13 @@ def test_gradients_flow_to_merged_units_only_and_types_are_the_backbones(
 
 
 @pytest.mark.parametrize(
-    ("starts", "lengths", "message"),
-    [
-        ([0, 2], [2, 1], "cover every token .* once; got 3 of 4 tokens"),
-        ([0, 1], [2, 2], "cover every token"),
-        ([2, 0], [2, 2], "cover every token"),
-        ([0, 0, 2], [0, 2, 2], r"a unit must have 1 to 16 tokens; got 0\.\.2"),
-        ([], [], "got 0 of 4 tokens"),
-    ],
+    ("starts", "lengths"),
+    [([0, 2], [2, 1]), ([0, 1], [2, 2]), ([2, 0], [2, 2]), ([0, 0, 2], [0, 2, 2]), ([], [])],
 )
 def test_units_that_do_not_cover_their_row_are_refused(
-    starts: list[int], lengths: list[int], message: str
+    starts: list[int], lengths: list[int]
 ) -> None:
     units = np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
+    message = f"units of 1 to 16 tokens must cover every .*; got {sum(lengths)} of 4 tokens"
     with pytest.raises(CorpusError, match=message):
         pack_rows([np.arange(4)], [units])

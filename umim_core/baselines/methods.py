@@ -41,7 +41,7 @@ from transformers.cache_utils import DynamicCache
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import KeyRotation
-from umim_core.errors import ConfigError, EvaluationError, require
+from umim_core.errors import ConfigError, require
 from umim_core.merging.likelihood import TokenScores
 from umim_core.merging.packing import Segmenter, SpanMerger
 from umim_core.text.token_ids import Ints
@@ -162,10 +162,7 @@ class TargetReduction:
         return max(1, tokens - round(self.target * tokens))
 
     def fit(self, ids: Ints, room: int) -> tuple[Ints, int]:
-        """Drop leading ids [T] until what stays of the rest fits; return them and how many stay."""
-        rule = "there must be room for a token of the context"
-        remedy = "Shorten the continuation, or use a backbone with more positions."
-        require(room >= 1, EvaluationError, rule, f"room for {room}", remedy)
+        """Drop leading ids [T] until what stays fits the room, 1 at least; return both."""
         while (over := self.stays(len(ids)) - room) > 0:
             ids = ids[over:]  # so many fewer tokens lower what stays by at most as much
         return ids, self.stays(len(ids))

@@ -166,6 +166,9 @@ class RequestScorer(ABC):
         found: dict[tuple[bytes, Parts | None, Query], _Context] = {}
         for number, request in enumerate(requests):
             room = self.max_units - len(request.continuation) + 1
+            rule = f"a continuation must fit {self.max_units} units with a token of its context"
+            value = f"{len(request.continuation)} tokens"
+            require(room >= 1, EvaluationError, rule, value, _TOO_LONG)
             ids, stays = self.fit(request.context, room, request.parts)
             parts = parts_behind(request.parts, len(request.context) - len(ids))
             new = _Context(ids, parts, request.query, stays, [])
@@ -390,9 +393,6 @@ class EvictedScorer(RequestScorer):
         return self.equal_saving(len(context), units) + generated
 
     def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
-        rule = f"context and continuation must fit {self.max_units} tokens"
-        value = f"{self.max_units - room + 1} tokens of a continuation"
-        require(room >= 1, EvaluationError, rule, value, _TOO_LONG)
         fitting = ids[-room:]
         return fitting, self.budget(fitting, parts=parts_behind(parts, len(ids) - len(fitting)))
 

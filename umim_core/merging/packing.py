@@ -134,17 +134,11 @@ def pack_rows(
         units = len(row_starts)
         ends = np.cumsum(row_lengths)
         covered = int(row_lengths.sum())
-        require(
-            covered == len(ids) and np.array_equal(row_starts, ends - row_lengths),
-            CorpusError,
-            "units must cover every token of their row once",
-            f"{covered} of {len(ids)} tokens",
-            "Use the matcher's own segmentation.",
-        )
-        least, most = int(row_lengths.min(initial=1)), int(row_lengths.max(initial=1))
-        rule = f"a unit must have 1 to {MAX_LONGEST} tokens"
-        fits = 1 <= least <= most <= MAX_LONGEST
-        require(fits, CorpusError, rule, f"{least}..{most}", "Cut it into shorter ones.")
+        least, most = row_lengths.min(initial=1), row_lengths.max(initial=1)
+        fits = covered == len(ids) and np.array_equal(row_starts, ends - row_lengths)
+        rule = f"units of 1 to {MAX_LONGEST} tokens must cover every token of their row once"
+        value, remedy = f"{covered} of {len(ids)} tokens", "Use the matcher's own segmentation."
+        require(fits and 1 <= least <= most <= MAX_LONGEST, CorpusError, rule, value, remedy)
         starts[b, :units], lengths[b, :units] = row_starts, row_lengths
         raw = np.flatnonzero(row_lengths == 1)
         token_ids[b, raw] = ids[row_starts[raw]]
