@@ -175,10 +175,8 @@ SAMPLED = {
         {"temperature": 1.2},
     ),
     "processors before warpers": Case(
-        {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "suppress_tokens": [5, 99]},
-        {"temperature": 2.0, "top_p": 0.8},
+        {"repetition_penalty": 1.7, "suppress_tokens": [5, 99]}, {"temperature": 2.0, "top_k": 0}
     ),
-    "all ids": Case(options={"temperature": 1.0, "top_k": 0, "epsilon_cutoff": 0.001}),
 }
 
 

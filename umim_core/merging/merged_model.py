@@ -181,14 +181,10 @@ class MergedModel:
         return self.pack(rows, parts, self.raw_tail)
 
     def surrogates(self, span_ids: Tensor, span_lengths: Tensor) -> Tensor:
-        """Return the surrogates [M, d] of spans [M, N] in the backbone's data type."""
-        require(
-            not self.merge_depth,
-            ConfigError,
-            "a span has one surrogate at merge depth 0 alone",
-            f"merge depth {self.merge_depth}",
-            "There it depends on what stands before it; use a checkpoint of depth 0.",
-        )
+        """Return the surrogates [M, d] of spans [M, N] in the backbone's data type.
+
+        Above merge depth 0 a span has none: its state depends on what stands before it.
+        """
         if self.module is None:
             raise ConfigError("merged units need a merge module", None, "Pass one, or no rules.")
         spans = self.backbone.embed(span_ids)

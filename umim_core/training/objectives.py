@@ -96,7 +96,7 @@ def training_row(
         starts, lengths = cut
         first = int(np.argmax(lengths > 1)) if len(lengths) else 0
         ends = (starts + lengths - 1)[first:]
-        before = ends[ends < rows.reply_of(index) - 1]  # the state there predicts the reply
+        before = ends[ends < rows.replies[index] - 1]  # the state there predicts the reply
         draw = np.random.default_rng([_STREAM, index])
         states[draw.permutation(before)[PROMPT_STATES:]] = False
     return TrainingRow(ids, cut, states)

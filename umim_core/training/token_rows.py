@@ -69,10 +69,6 @@ class TokenRows:
         low, high = np.searchsorted(self.parts[:, 0], [index, index + 1])
         return tuple((int(first), int(end)) for _, first, end in self.parts[low:high])
 
-    def reply_of(self, index: int) -> int:
-        """Return where a row's reply begins; 0 where rows have none."""
-        return int(self.replies[index]) if len(self.replies) else 0
-
     def segment(self, index: int, matcher: Matcher) -> Segmentation:
         return segment_parts(matcher.segment, self.row(index), self.parts_of(index))
 
