@@ -137,7 +137,8 @@ def _attend(
     share = int(half * tokens)
     seen = heavy_hitter_mask(logits.softmax(dim=-1), share, share)
     weights = logits.masked_fill(~seen, -torch.inf).softmax(dim=-1).to(values.dtype)
-    return (weights @ values).transpose(0, 1)[None]
+    attended: Tensor = weights @ values
+    return attended.transpose(0, 1)[None]
 
 
 _MASKED: Final = OwnAttention[float]("umim_h2o_masked", _attend)  # of the share of the hitters
