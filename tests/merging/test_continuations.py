@@ -11,7 +11,7 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError, GenerationError
-from umim_core.merging.continuations import block_mask, score_continuations
+from umim_core.merging.continuations import score_continuations
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
@@ -25,30 +25,6 @@ def backbone() -> Backbone:
 
 def ids(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
-
-
-def test_mask_of_the_worked_layout() -> None:
-    # context a b | y1 y2 | z1 | padding
-    mask = block_mask(torch.tensor([[0, 0, 1, 1, 2, -1]]), torch.float32)[0, 0]
-    assert (mask == 0).int().tolist() == [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0],
-        [1, 1, 0, 0, 1, 0],
-        [1, 1, 0, 0, 0, 1],
-    ]
-
-
-def test_base_scores_equal_the_models_own_forward(backbone: Backbone) -> None:
-    context, endings = ids(1, 2, 3), [ids(4, 5, 6), ids(7)]
-    [scores] = score_continuations([context], [endings], MergedModel.without_merging(backbone))
-    for ending, score in zip(endings, scores, strict=True):
-        whole = torch.tensor([*context.tolist(), *ending.tolist()])
-        logits = backbone.model(input_ids=whole[None]).logits[0, len(context) - 1 : -1]
-        expected = logits.log_softmax(-1).gather(1, torch.tensor(ending)[:, None])[:, 0]
-        assert torch.allclose(score.log_probs, expected, atol=1e-12)
-        assert score.greedy.tolist() == (logits.argmax(-1) == torch.tensor(ending)).tolist()
 
 
 def test_preserved_positions_fill_the_backbone_sooner() -> None:

@@ -16,6 +16,7 @@ from support.merge_modules import (
     FORMS,
     Row,
     attend,
+    give_rows,
     layer_norm,
     linear,
     module_of,
@@ -286,7 +287,13 @@ def test_a_digest_stands_for_form_weights_and_data_type() -> None:
     long = MergeModule(8, longest=5)
     long.load_state_dict(module.state_dict())
     digests |= {long.digest(), module.bfloat16().digest()}
-    assert len(digests) == 7
+    rowed, other, moved = (
+        give_rows(module_of("paper"), rows) for rows in ([(7, 8)], [(7, 9)], [(7, 8)])
+    )
+    with torch.no_grad():
+        moved.rows.table[0, 3] += 1.0
+    digests |= {each.digest() for each in (module_of("paper"), rowed, other, moved)}
+    assert len(digests) == 11
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,6 @@ def test_longer_spans_have_no_row_and_without_ids_there_is_none() -> None:
         module(torch.zeros(1, 2, 16), torch.tensor([2]))
 
 
-def test_the_digest_covers_rows_and_their_spans() -> None:
-    modules = [give_rows(module_of("paper"), spans) for spans in (ROWS, ROWS, [(7, 8)] * 3)]
-    other = give_rows(module_of("paper"), [(7, 9), *ROWS[1:]])
-    with torch.no_grad():
-        modules[1].rows.table[2, 3] += 1.0
-    assert len({module.digest() for module in (module_of("paper"), *modules, other)}) == 5
-
-
 @pytest.mark.parametrize(
     "spans",
     [

@@ -325,11 +325,7 @@ def test_packed_loss_and_gradient_equal_the_unpacked_ones(kind: str) -> None:
         assert found.abs().max() > 0
 
 
-def test_the_loss_of_equal_and_of_extreme_scores() -> None:
-    backbone, module = double("gpt2"), fresh_module(1)
-    assert packed_loss(backbone, module, module, 0.1).item() == pytest.approx(
-        math.log(2), abs=1e-12
-    )
+def test_the_loss_of_extreme_scores() -> None:
     scores = torch.tensor([-1e4, 1e4], requires_grad=True)
     loss = preference_loss([scores], [torch.zeros(2)], [0], beta=1.0)
     loss.backward()

@@ -123,13 +123,14 @@ def figures_config(metrics: Sequence[TextMetric]) -> dict[str, Any]:
     figures = [figure for metric in metrics for figure in metric.figures]
     return {
         "filter_list": [{"name": "none", "filter": []}],
-        "metric_list": [
-            {"metric": figure, "aggregation": "mean", "higher_is_better": True}
-            for figure in (*figures, *REDUCTIONS)
-        ],
+        "metric_list": _means(*figures, *REDUCTIONS),
         "should_decontaminate": False,
         "unsafe_code": any(metric.runs_code for metric in metrics),
     }
+
+
+def _means(*figures: str) -> list[dict[str, Any]]:
+    return [{"metric": each, "aggregation": "mean", "higher_is_better": True} for each in figures]
 
 
 def judged(
@@ -229,10 +230,7 @@ def lm_eval_config(task: TaskSet) -> dict[str, Any]:
         "doc_to_choice": "choices",
         "target_delimiter": task.form.delimiter,
         "should_decontaminate": False,
-        "metric_list": [
-            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
-            for metric in ("acc", "acc_norm")
-        ],
+        "metric_list": _means("acc", "acc_norm"),
         "metadata": {"version": 1.0},
     }
 
@@ -440,9 +438,8 @@ def load_ruler(name: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Task
         with TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
             # A mean, since there is one length: lm-eval's own leaves out those not asked for.
-            figure = {"metric": str(_RULER_TOKENS), "aggregation": "mean", "higher_is_better": True}
             config = load_yaml(_shipped().task_index[name].yaml_path) | {
-                "metric_list": [figure],
+                "metric_list": _means(str(_RULER_TOKENS)),
                 "metadata": {"tokenizer": folder, "max_seq_lengths": [_RULER_TOKENS]},
             }
             for module in _ruler_modules():
