@@ -71,7 +71,8 @@ def step(
 ) -> Result:
     """Return the loss of a batch and its gradient by the weights of the module."""
     scores = SIDES[side](questions, merged_model)
-    loss = preference_loss(scores, reference, [question.gold for question in questions])
+    golds = [question.gold for question in questions]
+    loss = preference_loss(scores, reference, golds, beta=0.1)
     return loss.item(), gradient_of(loss, merged_model.require_module())
 
 

@@ -48,7 +48,6 @@ Split = Literal["train", "valid"]
 _STREAM: Final = 0x6B696E64  # keeps these draws apart from those of the data order
 _LEAST: Final = 16  # tokens of a row that is cut in two
 PROMPT_STATES: Final = 96  # before a row's reply that have loss, at most
-DEFAULT_BETA: Final = 0.1  # paper, task-adaptation training configurations
 
 
 class TrainingRow(NamedTuple):
@@ -302,7 +301,7 @@ def preference_loss(
     reference: Sequence[Tensor],
     golds: Sequence[int],
     *,
-    beta: float = DEFAULT_BETA,
+    beta: float,
 ) -> Tensor:
     """Return the preference loss: mean over a question's wrong answers, then over questions.
 
