@@ -83,7 +83,8 @@ def measure(subject: Subject, shape: argparse.Namespace) -> Report:
         reference = ending_scores(questions, merged_model.base())
     sides = {name: partial(step, name, questions, reference, merged_model) for name in SIDES}
     ours, theirs = compare(sides, shape.rounds, to=OURS).values()
-    units = int(merged_model.pack_prompts([q.context for q in questions]).unit_counts.sum())
+    contexts, tail = [q.context for q in questions], merged_model.raw_tail
+    units = int(merged_model.pack(contexts, raw_tail=tail).unit_counts.sum())
     tails = shape.questions * shape.answers * (shape.ending - 1)
     columns = {OURS: units + tails, UNPACKED: units * shape.answers + tails}
     sizes = BackboneShape.of_model(subject.backbone.model)

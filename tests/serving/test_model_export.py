@@ -147,7 +147,7 @@ def test_transformers_computes_what_our_engine_does(exported: Exported) -> None:
     for ids in exported.prompts(4):
         merged = exported.merger.merge(ids)
         merged_tokens += len(ids) - len(merged)
-        packed = umim.merged_model.reading("prompt", 16).pack_prompts([np.array(ids)])
+        packed = umim.merged_model.pack([np.array(ids)], raw_tail=16)
         wanted = umim.backbone.head(umim.backbone.hidden(umim.merged_model.embed(packed)))[0]
         found = exported.model(torch.tensor([merged])).logits[0, :, : umim.backbone.vocab_size]
         assert float((found - wanted).abs().max()) <= 1e-4

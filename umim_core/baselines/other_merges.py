@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -73,23 +71,6 @@ class WholeTextSegmenter(ABC):
 
         None of the ids is of a special token, and T is at least 1.
         """
-
-    def segment_many(self, ids: NDArray[np.integer], offsets: Ints) -> tuple[Ints, Ints, Ints]:
-        return cut_each(self.segment, ids, offsets)
-
-
-def cut_each(
-    segment: Callable[[NDArray[np.integer]], Segmentation], ids: NDArray[np.integer], offsets: Ints
-) -> tuple[Ints, Ints, Ints]:
-    """Cut sequences that lie side by side, each on its own; see ``Matcher.segment_many``."""
-    none = np.zeros(0, dtype=np.int64)
-    starts, lengths, borders = [none], [none], [0]
-    for first, last in pairwise(offsets.tolist()):
-        inside, sizes = segment(ids[first:last])
-        starts.append(inside + first)
-        lengths.append(sizes)
-        borders.append(borders[-1] + len(sizes))
-    return np.concatenate(starts), np.concatenate(lengths), np.array(borders, dtype=np.int64)
 
 
 class RandomSpans(WholeTextSegmenter):

@@ -257,7 +257,7 @@ def evaluate_alignment(
         raw += int(packed.lengths.sum())
         units += int(packed.unit_counts.sum())
         spans += int(packed.merged.sum())
-        layout = branch_layout(packed, merged_model.matcher, merged_model.unit_positions)
+        layout = branch_layout(packed, merged_model.require_matcher(), merged_model.unit_positions)
         merged = (layout.lengths > 1).cumsum(dim=1) > 0
         chosen = merged & (layout.lengths > 0)  # the states from the first merge on
         if not bool(chosen.any()):

@@ -51,15 +51,14 @@ def measure_damage(
     A merge pays for ``window`` states, its own included. ``progress`` is called with the number of
     raw tokens done so far.
     """
-    backbone, rules = merged_model.backbone, merged_model.require_matcher().rules
+    backbone, matcher = merged_model.backbone, merged_model.require_matcher()
+    rules = matcher.rules
     occurrences, merges = (np.zeros(len(rules), dtype=np.int64) for _ in range(2))
     kl = np.zeros(len(rules))
     tokens = 0
     for first in range(0, len(rows), batch_size):
         part = rows[first : first + batch_size]
-        layout = branch_layout(
-            merged_model.pack(part), merged_model.matcher, merged_model.unit_positions
-        )
+        layout = branch_layout(merged_model.pack(part), matcher, merged_model.unit_positions)
         tokens += sum(map(len, part))
         if len(layout.span_ids):
             spans, lengths = layout.span_ids.cpu().numpy(), layout.span_lengths.cpu().numpy()

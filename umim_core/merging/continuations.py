@@ -147,9 +147,8 @@ def score_continuations(
             "Put the BOS token into an empty context and drop empty continuations.",
         )
     backbone, unit_positions = merged_model.backbone, merged_model.unit_positions
-    packed = merged_model.pack_prompts(
-        [np.asarray(context, dtype=np.int64) for context in contexts], parts
-    )
+    ids = [np.asarray(context, dtype=np.int64) for context in contexts]
+    packed = merged_model.pack(ids, parts, merged_model.raw_tail)
     table, counts = packed.position_ids(unit_positions).cpu().numpy(), packed.unit_counts.tolist()
     positions = [row[:units] for row, units in zip(table, counts, strict=True)]
     causal = all(len(row) == 1 for row in endings)  # each continuation is its row's own end

@@ -33,7 +33,8 @@ from torch import Tensor
 
 from umim_core.backbone.attention_masks import additive_mask
 from umim_core.config.form import UnitPositions
-from umim_core.merging.packing import PackedUnits, Segmenter, unit_keys
+from umim_core.merging.packing import PackedUnits, unit_keys
+from umim_core.rules.matcher import Matcher
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class BranchLayout:
 
 
 def branch_layout(
-    packed: PackedUnits, matcher: Segmenter | None, unit_positions: UnitPositions
+    packed: PackedUnits, matcher: Matcher | None, unit_positions: UnitPositions
 ) -> BranchLayout:
     """Lay out rows of units for one forward over all states that decoding passes through.
 
@@ -134,7 +135,7 @@ class _Prefixes:
     span_lengths: Tensor
 
     @classmethod
-    def of(cls, packed: PackedUnits, matcher: Segmenter | None) -> _Prefixes:
+    def of(cls, packed: PackedUnits, matcher: Matcher | None) -> _Prefixes:
         spans, sizes = packed.span_ids.cpu().numpy(), packed.span_lengths.cpu().numpy()
         longest = spans.shape[1]
         lengths = np.ones((len(spans) + 1, longest), dtype=np.int64)

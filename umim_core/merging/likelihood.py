@@ -77,7 +77,8 @@ def score_rows(
         return [nothing for _ in rows]
     inputs = [np.asarray(row)[:-1] for row in rows]
     packed = merged_model.pack(inputs, parts)
-    layout = branch_layout(packed, merged_model.matcher, merged_model.unit_positions)
+    matcher = None if merged_model.matcher is None else merged_model.require_matcher()
+    layout = branch_layout(packed, matcher, merged_model.unit_positions)
     width = layout.trunk.shape[1]
     ids = np.zeros((len(rows), width + 1), dtype=np.int64)
     scored = np.zeros((len(rows), width), dtype=bool)

@@ -174,12 +174,6 @@ class MergedModel:
         cuts = [self.segment(ids, row_parts, raw_tail) for ids, row_parts in pairs]
         return pack_rows(rows, cuts, device=self.backbone.device)
 
-    def pack_prompts(
-        self, rows: Sequence[NDArray[np.integer]], parts: Sequence[Parts | None] | None = None
-    ) -> PackedUnits:
-        """Cut prompts of raw ids [T_b] into units; see ``segment_prompt`` and ``pack``."""
-        return self.pack(rows, parts, self.raw_tail)
-
     def surrogates(self, span_ids: Tensor, span_lengths: Tensor) -> Tensor:
         """Return the surrogates [M, d] of spans [M, N] in the backbone's data type.
 

@@ -28,17 +28,10 @@ Segmentation = tuple[Ints, Ints]
 
 
 class Segmenter(Protocol):
-    """Anything that cuts raw ids into units from left to right, as ``Matcher`` does by rules.
-
-    The units of a text's beginning are those of the whole text, but for those within the span that
-    the cut goes through: what stands before a span never depends on what follows it.
-    """
+    """Anything that cuts raw ids into units, as ``Matcher`` does by rules from left to right."""
 
     def segment(self, ids: NDArray[np.integer]) -> Segmentation:
         """Cut ids [T] into units of 1 to 16 tokens; see ``Matcher.segment``."""
-
-    def segment_many(self, ids: NDArray[np.integer], offsets: Ints) -> tuple[Ints, Ints, Ints]:
-        """Cut sequences that lie side by side, each on its own; see ``Matcher.segment_many``."""
 
 
 class SpanMerger(Protocol):

@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.other_merges import cut_each
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.errors import ConfigError, EvaluationError, require
 from umim_core.inference.engine import Engine
@@ -203,20 +202,16 @@ class FixedSpans(Matcher):
         self._size = 2 if token_reduction <= 0.5 else LONGEST
         self._share = token_reduction * self._size / (self._size - 1)
 
-    def segment(self, ids: NDArray[np.integer]) -> tuple[Ints, Ints]:
-        """Return starts [S] and lengths [S] of the units; what is no whole span stays raw."""
-        inside = np.zeros(len(ids), dtype=bool)  # tokens behind the first of a unit
-        count = len(ids) // self._size
-        spans = inside[: count * self._size].reshape(count, self._size)
-        spans[:, 1:] = _merged(np.arange(count), self._share)[:, None]
-        starts = np.flatnonzero(~inside).astype(np.int64)
-        return starts, np.diff(starts, append=len(ids))
-
     def segment_many(
         self, ids: NDArray[np.integer], offsets: Ints, *, threads: int = 1
     ) -> tuple[Ints, Ints, Ints]:
-        """Cut many sequences in this thread; no span crosses a border."""
-        return cut_each(self.segment, ids, offsets)
+        """Cut many sequences, as ``Matcher`` does; what is no whole span stays raw."""
+        sizes = np.diff(offsets)
+        place = np.arange(len(ids)) - np.repeat(offsets[:-1], sizes)
+        span, within = np.divmod(place, self._size)
+        whole = (span + 1) * self._size <= np.repeat(sizes, sizes)
+        starts = np.flatnonzero((within == 0) | ~whole | ~_merged(span, self._share))
+        return starts, np.diff(starts, append=len(ids)), np.searchsorted(starts, offsets)
 
     def suffixes(self, rows: int) -> SuffixMatcher:
         return _FixedSuffixes(rows, self._size, self._share)
