@@ -266,8 +266,7 @@ SINKS = {1: [9], 2: [0, 9], 4: [0, 1, 2, 9], 7: [0, 1, 2, 3, 7, 8, 9], 10: [*ran
 
 @pytest.mark.parametrize("budget", [*SINKS, 99])
 def test_four_sinks_and_the_newest_columns_stay(budget: int) -> None:
-    states, kept = torch.zeros(2, 10, 4), SINKS[min(budget, 10)]
-    held = HeldColumns(0, states, states, None)
+    kept, held = SINKS[min(budget, 10)], HeldColumns(0, torch.zeros(2, 10, 4), None)
     assert SinksAndNewest(None).survivors(held, budget).tolist() == [kept, kept]
 
 
@@ -314,8 +313,7 @@ WEIGHTS = [[1, 0, 0, 0], [0.6, 0.4, 0, 0], [0.1, 0.5, 0.4, 0], [0.1, 0.2, 0.3, 0
     [(1, [3]), (2, [0, 3]), (3, [0, 2, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])],
 )
 def test_half_are_heavy_hitters_and_half_are_new(budget: int, kept: list[int]) -> None:
-    states = torch.zeros(1, 4, 2)
-    held = HeldColumns(0, states, states, torch.tensor([WEIGHTS]))
+    held = HeldColumns(0, torch.zeros(1, 4, 2), torch.tensor([WEIGHTS]))
     assert HeavyHitters().survivors(held, budget).tolist() == [kept]
 
 

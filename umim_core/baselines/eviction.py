@@ -104,11 +104,10 @@ class PolicyCache:
                 rule = "every layer must keep keys and values of its own"
                 remedy = "Use a backbone without shared or recurrent layers."
                 raise EvaluationError(rule, f"layer {number} has none", remedy)
-            keys, values = layer.keys[0], layer.values[0]
-            held = HeldColumns(number, keys, values, attention[number] if attention else None)
+            held = HeldColumns(number, layer.keys[0], attention[number] if attention else None)
             survivors = self._policy.survivors(held, budget)
-            layer.keys = self._keys(number, keys, survivors)[None]
-            layer.values = _columns(values, survivors)[None]
+            layer.keys = self._keys(number, held.keys, survivors)[None]
+            layer.values = _columns(layer.values[0], survivors)[None]
 
     def _keys(self, layer: int, keys: Tensor, survivors: Tensor) -> Tensor:
         """Return the keys [H, K, D] that stay of [H, L, D], at their positions in the cache.

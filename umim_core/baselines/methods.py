@@ -79,13 +79,12 @@ class HeldColumns:
     """The KV cache of one layer, counted from 0, after a forward, for one text.
 
     Attributes:
-        keys: Keys [H, L, D]; the forward wrote the last W columns. ``values`` likewise.
+        keys: Keys [H, L, D]; the forward wrote the last W columns.
         attention: Weights of the forward's queries [A, W, L]; None unless the policy reads them.
     """
 
     layer: int
     keys: Tensor
-    values: Tensor
     attention: Tensor | None
 
 
