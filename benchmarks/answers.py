@@ -24,8 +24,7 @@ import argparse
 import json
 import random
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -34,18 +33,17 @@ from typing import Any, Final, Literal
 import numpy as np
 import yaml
 
-from benchmarks.runner import Benchmark, Report, device_name
+from benchmarks.runner import Benchmark, Report, tell
+from benchmarks.subjects import CHECKPOINT_OPTIONS, load
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.eviction import generate_evicted
 from umim_core.baselines.methods import EvictedColumns, Method, Text, TokenReducer, reduce_tokens
 from umim_core.baselines.registry import find_baseline
-from umim_core.config.form import Merge
-from umim_core.errors import ConfigError
-from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.errors import ConfigError, require
 from umim_core.inference.options import GenerateOptions
 from umim_core.model.inputs import encode_prompts
-from umim_core.store.artifacts import sha256_bytes
+from umim_core.text.template_process import Chat
 from umim_core.text.token_ids import encode
 
 Half = Literal["choose", "report"]
@@ -56,16 +54,6 @@ DOCUMENTS: Final = 120
 BASE: Final = "base"
 RAW_TAIL: Final = 16
 Asked = tuple[str, str, tuple[str, ...]]  # source, question, keys
-# What the benchmarks of answers load, see load().
-SUBJECT: Final[dict[str, object]] = {
-    "checkpoint": {"required": True},
-    "name": str,
-    "backbone": str,
-    "budget": float,
-    "dtype": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
-    "device": "cpu",
-    "most": 1000,
-}
 
 
 @dataclass(frozen=True)
@@ -141,15 +129,15 @@ def _documents(pages: dict[str, Any], draw: random.Random) -> Iterator[Asked]:
         yield source, text, tuple({key: None, key.split()[-1]: None})
 
 
-def chat_of(said: str, backbone: Backbone) -> Text:
-    """Return what a user says as ``UMIM.generate`` reads a chat.
+def text_of(asked: str | Chat, backbone: Backbone) -> Text:
+    """Return a text, or a chat of one message, as ``UMIM.generate`` reads it.
 
-    Protected are the template's tokens, and the last of what is said; the question is what stands
-    behind the last blank line.
+    Protected are the tokens of a chat's template, and the last of what is said; the question is
+    what stands behind the last blank line.
     """
-    prompt = encode_prompts([[{"role": "user", "content": said}]], backbone, None)[0]
-    assert prompt.parts
-    (first, end) = prompt.parts[0]
+    prompt = encode_prompts([asked], backbone, None)[0]
+    said, parts = (asked, None) if isinstance(asked, str) else (asked[0]["content"], prompt.parts)
+    first, end = parts[0] if parts else (0, len(prompt.ids))
     protected = np.ones(len(prompt.ids), dtype=bool)
     protected[first : max(first, end - RAW_TAIL)] = False
     question = encode(backbone.require_tokenizer(), said.rpartition("\n\n")[2])
@@ -167,77 +155,23 @@ def answer_shortened(
 ) -> tuple[str, float]:
     """Return the greedy answer of the base model under a method, and the realised saving."""
     greedy = GenerateOptions(max_new_tokens=new_tokens, do_sample=False, merge="none")
-    gone = round(saving * len(prompt.ids))
-    stays = len(prompt.ids) - gone
+    tokens, backbone = len(prompt.ids), umim.backbone
     if isinstance(method, TokenReducer):
         left = shortened(method, prompt, saving)
-        out = umim.generate(left, greedy)
-        return out.text[0], 1 - len(left) / len(prompt.ids)
-    if isinstance(method, EvictedColumns):
-        row = generate_evicted(
-            [prompt.ids],
-            greedy.of_model(umim.backbone),
-            umim.backbone,
-            method.new_policy,
-            [lambda generated: stays + generated],
-        )[0]
-        return umim.backbone.decode(row.ids), gone / len(prompt.ids)
-    raise ConfigError(
-        "a method must drop tokens of the prompt or columns of the cache",
-        type(method).__name__,
-        "Leave out baselines that merge spans.",
+        return umim.generate(left, greedy).text[0], 1 - len(left) / tokens
+    rule = "a method must drop tokens of the prompt or columns of the cache"
+    remedy = "Leave out baselines that merge spans."
+    evicts = isinstance(method, EvictedColumns)
+    require(evicts, ConfigError, rule, type(method).__name__, remedy)
+    stays = tokens - round(saving * tokens)
+    (row,) = generate_evicted(
+        [prompt.ids],
+        greedy.of_model(backbone),
+        backbone,
+        method.new_policy,
+        [lambda generated: stays + generated],
     )
-
-
-def load(
-    options: argparse.Namespace,
-    report: Report,
-    target_tr: float | None = None,
-    backbone: Backbone | None = None,
-) -> UMIM:
-    where: dict[str, Any] = {"budget": options.budget, "target_tr": target_tr}
-    of_model = ("backbone", "dtype", "device") if backbone is None else ()
-    where |= {"backbone": backbone} | {name: getattr(options, name) for name in of_model}
-    umim = UMIM.from_pretrained(options.checkpoint, **where)
-    report["facts"]["device"] = device_name(umim.backbone.device)
-    report |= {
-        "checkpoint": options.name or Path(options.checkpoint).name,
-        "backbone": Path(umim.backbone.name).stem,
-        "rules": len(umim.rules),
-        "dtype": options.dtype,
-    }
-    return umim
-
-
-def identity(umim: UMIM, merge: Merge) -> list[object]:
-    """Return what decides an answer beside the prompt: the backbone, and what merges."""
-    found: list[object] = [umim.backbone.fingerprint, str(umim.backbone.dtype)]
-    if merge != "none":
-        state = umim.checkpoint.module.state_dict().values()
-        found += [merge, umim.checkpoint.config.form(), umim.rules.digest]
-        found += [sha256_bytes(w.detach().float().cpu().numpy().tobytes()) for w in state]
-    return found
-
-
-def difference(own: Sequence[float], base: Sequence[float]) -> dict[str, float | None]:
-    """Return the difference of two means over the same questions, with its paired error."""
-    return {"mean": mean(own) - mean(base), "std": mean_difference_error(own, base)}
-
-
-def points(right: Sequence[bool], base: Sequence[bool]) -> dict[str, float | None]:
-    """Return the difference to the base model in per cent of questions."""
-    return difference(*([100.0 * one for one in side] for side in (right, base)))
-
-
-def kept_right(right: Sequence[bool], base: Sequence[bool]) -> Report:
-    """Return how many answers are right, and of the base model's right ones; and the points."""
-    change = points(right, base)
-    return {
-        "right": sum(right),
-        "kept": [sum(map(all, zip(right, base, strict=True))), sum(base)],
-        "points": change["mean"],
-        "points_error": change["std"],
-    }
+    return backbone.decode(row.ids), 1 - stays / tokens
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
@@ -255,7 +189,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
         rows = []
         for question in questions(which, options.half)[: options.most]:
             rows.append(answer_all(question, umim, methods, options))
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+            tell(json.dumps(rows[-1]))
         report["lists"][which] = summary(rows)
 
 
@@ -273,7 +207,7 @@ def answer_all(
         for raw_tail in options.raw_tails:
             sides[f"umim, raw tail {raw_tail}"] = answer(merge="prompt", raw_tail=raw_tail)
         if RAW_TAIL in options.raw_tails:
-            prompt = chat_of(question.text, umim.backbone)
+            prompt = text_of(chat, umim.backbone)
             saving = sides[f"umim, raw tail {RAW_TAIL}"][1]
             for name, method in methods.items():
                 sides[name] = answer_shortened(method, prompt, saving, umim, options.new_tokens)
@@ -302,7 +236,7 @@ def summary(rows: list[Report]) -> Report:
 
 
 BENCHMARK: Final = Benchmark(
-    options=SUBJECT
+    options=CHECKPOINT_OPTIONS
     | {
         "half": {"default": "report", "choices": HALVES},
         "lists": LISTS,

@@ -11,7 +11,6 @@ compared with the first. ``--few``, ``--after`` and ``--answers`` are as in ``be
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,10 +20,10 @@ from typing import Final
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from benchmarks.answers import SUBJECT, kept_right
 from benchmarks.calls import ASKED, NEW, SETS, calls_of, is_right, read_questions
 from benchmarks.engines import CONTEXT, SERVERS, about, running
-from benchmarks.runner import Benchmark, Report, kept, save
+from benchmarks.runner import Benchmark, Report, kept, kept_right, save, tell
+from benchmarks.subjects import CHECKPOINT_OPTIONS
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.store.artifacts import sha256_file
@@ -82,12 +81,12 @@ def run(options: argparse.Namespace, report: Report) -> None:
         right = [is_right(calls_of(t), q.accepted) for t, q in zip(texts, questions, strict=True)]
         base = base or right
         report["sides"].append(figures(kind, right, base))
-        print(report["sides"][-1], file=sys.stderr, flush=True)
+        tell(report["sides"][-1])
         save(report, options.out)
 
 
 BENCHMARK: Final = Benchmark(
-    options=ASKED | {"model": {"type": Path, "required": True}, "most": SUBJECT["most"]},
+    options=ASKED | {"model": {"type": Path, "required": True}, "most": CHECKPOINT_OPTIONS["most"]},
     measure=run,
 )
 

@@ -21,18 +21,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.answers import SUBJECT, identity, kept_right, load
-from benchmarks.runner import Benchmark, Report, kept
+from benchmarks.runner import Benchmark, Report, kept, kept_right, tell
+from benchmarks.subjects import CHECKPOINT_OPTIONS, identity, load
 from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, GenerationError, require
 from umim_core.inference.options import GenerateOptions
@@ -87,14 +85,23 @@ class Question:
         return "\n".join(f"```json\n{text}\n```" for text in texts)
 
 
-class Answers(NamedTuple):
-    """What a side answers, by question."""
+class Asked(NamedTuple):
+    """A question as a side reads it, and the tokens of its prompt and schemas, unedited."""
 
-    right: list[bool]  # all its calls, and no others are there
-    saved: list[float]  # share of the prompt's tokens
-    tools_saved: list[float]  # of the schemas' tokens
-    nats: list[float]  # mean of the tokens of the right calls
-    greedy: list[list[bool]]  # which of these tokens the model says
+    question: Question
+    row: PromptRow  # the right calls are its reply
+    tokens: int
+    schema_tokens: int
+
+
+class Answer(NamedTuple):
+    """What a side answers to a question."""
+
+    right: bool  # all its calls, and no others are there
+    saved: float  # share of the prompt's tokens
+    tools_saved: float  # of the schemas' tokens
+    nats: float  # mean of the tokens of the right calls
+    greedy: list[bool]  # which of these tokens the model says
 
 
 def _first(accepted: Row) -> Row:
@@ -233,19 +240,16 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
     def ask_side(
         name: str, model: Model, merge: Merge, edit: Edit = as_written, which: list[int] = few
-    ) -> Answers:
-        some = [questions[n] for n in which]
-        batches = [
-            ask(model, batch, *prompts(model, batch, edit), merge, options.answers)
-            for batch in (some[n : n + _BATCH] for n in range(0, len(some), _BATCH))
-        ]
-        found = Answers(*(list(chain(*parts)) for parts in zip(*batches, strict=True)))
-        tell(name, found, found if name == "base" else chosen(base, which))
+    ) -> list[Answer]:
+        asked = prompts(model, [questions[n] for n in which], edit)
+        batches = (asked[n : n + _BATCH] for n in range(0, len(asked), _BATCH))
+        found = [one for batch in batches for one in ask(model, batch, merge, options.answers)]
+        add(name, found, found if name == "base" else [base[n] for n in which])
         return found
 
-    def tell(name: str, found: Answers, same: Answers) -> None:
-        report["sides"].append({"side": name, "questions": len(found.right)} | figures(found, same))
-        print(report["sides"][-1], file=sys.stderr, flush=True)
+    def add(name: str, found: list[Answer], same: list[Answer]) -> None:
+        report["sides"].append({"side": name, "questions": len(found)} | figures(found, same))
+        tell(report["sides"][-1])
 
     def of_sizes(taken: NDArray[np.bool_]) -> Model:
         fewer = umim.checkpoint.with_contents(umim.checkpoint.module, umim.rules.take(taken))
@@ -256,31 +260,27 @@ def run(options: argparse.Namespace, report: Report) -> None:
     merged = ask_side("umim", umim, "prompt", which=whole)
     if not few:
         return
-    tell("umim, these questions", chosen(merged, few), chosen(base, few))
+    add("umim, these questions", [merged[n] for n in few], [base[n] for n in few])
     for least in options.shortest or ():
         ask_side(f"umim, spans of at least {least}", of_sizes(sizes >= least), "prompt")
     ask_side(f"umim, spans of at most {SHORT}", of_sizes(sizes <= SHORT), "prompt")
     ask_side("no descriptions of parameters", umim, "none", bare)
     ask_side("no white space", umim, "none", minified)
-    ask_side("cut", umim, "none", cut(umim, 1 - float(np.mean(merged.tools_saved))))
+    ask_side(
+        "cut", umim, "none", cut(umim, 1 - float(np.mean([one.tools_saved for one in merged])))
+    )
 
 
-def chosen(answers: Answers, which: Sequence[int]) -> Answers:
-    return Answers(*([values[n] for n in which] for values in answers))
-
-
-def prompts(
-    umim: Model, questions: Sequence[Question], edit: Edit
-) -> tuple[list[PromptRow], list[tuple[int, int]]]:
-    """Return prompts with right calls, and how many tokens prompt and schemas had unedited."""
+def prompts(umim: Model, questions: Sequence[Question], edit: Edit) -> list[Asked]:
+    """Write questions by the model's template, with right calls; schemas are edited in its text."""
     roles: tuple[Role, ...] = tuple(umim.checkpoint.config.roles)
     tokenizer = umim.backbone.require_tokenizer()
-    rows, written = list[PromptRow](), list[tuple[int, int]]()
+    asked = list[Asked]()
     for question in questions:
         chat = write_chat(question.messages, tokenizer, question.tools, roles)
         ids, parts = encode_parts(tokenizer, chat.text, chat.places)
         schemas = [as_written(tool) for tool in question.tools]
-        written.append((len(ids), sum(len(encode(tokenizer, schema)) for schema in schemas)))
+        sizes = len(ids), sum(len(encode(tokenizer, schema)) for schema in schemas)
         if edit is not as_written:
             text = chat.text
             for schema, tool in zip(schemas, question.tools, strict=True):
@@ -289,57 +289,45 @@ def prompts(
                 text = text.replace(schema, edit(tool))
             ids, parts = np.array(encode(tokenizer, text), dtype=np.int64), ()
         reply = np.array(encode(tokenizer, question.answer()), dtype=np.int64)
-        rows.append(PromptRow("", "", ids, parts, reply))
-    return rows, written
+        asked.append(Asked(question, PromptRow("", "", ids, parts, reply), *sizes))
+    return asked
 
 
-def ask(
-    umim: Model,
-    questions: Sequence[Question],
-    rows: Sequence[PromptRow],
-    written: Sequence[tuple[int, int]],
-    merge: Merge,
-    answers: Path | None,
-) -> Answers:
+def ask(umim: Model, batch: Sequence[Asked], merge: Merge, answers: Path | None) -> list[Answer]:
     """Answer a batch greedily and score right calls; what lies in ``answers`` is read there."""
-    decides = {
-        "model": answers and identity(umim, merge),
-        "new_tokens": NEW,
-        "rows": [[row.prompt.tolist(), row.parts, row.reply.tolist()] for row in rows],
-        "questions": [
-            [question.accepted, *sizes] for question, sizes in zip(questions, written, strict=True)
-        ],
-    }
+    rows = [one.row for one in batch]
+    read = [[row.prompt.tolist(), row.parts, row.reply.tolist()] for row in rows]
+    scored = [[question.accepted, *sizes] for question, _, *sizes in batch]
+    decides = [answers and identity(umim, merge), NEW, read, scored]
 
-    def answer() -> dict[str, Any]:
+    def answer() -> list[Answer]:
         tokenizer = umim.backbone.require_tokenizer()
         options = GenerateOptions(merge=merge, raw_tail=0, max_new_tokens=NEW, do_sample=False)
-        right, saved, tools_saved = list[bool](), list[float](), list[float]()
-        batch = [PromptIds(row.prompt, row.parts) for row in rows]
-        made = umim.engine.generate(batch, options.of_model(umim.backbone))
-        for answer, question, (whole, schemas) in zip(made.rows, questions, written, strict=True):
-            said = tokenizer.decode(answer.ids, skip_special_tokens=True)
-            right.append(is_right(calls_of(said), question.accepted))
-            saved.append((whole - answer.prompt_units) / whole)
-            tools_saved.append((whole - answer.prompt_units) / schemas)
+        inputs = [PromptIds(row.prompt, row.parts) for row in rows]
+        made = umim.engine.generate(inputs, options.of_model(umim.backbone)).rows
         model = umim.merged_model if merge == "prompt" else umim.merged_model.base()
-        scores = reply_scores(model, rows)
-        greedy = [tokens.tolist() for tokens in scores.greedy]
-        return Answers(right, saved, tools_saved, scores.nats, greedy)._asdict()
+        found = []
+        for one, written, nats, greedy in zip(batch, made, *reply_scores(model, rows), strict=True):
+            said = tokenizer.decode(written.ids, skip_special_tokens=True)
+            right = is_right(calls_of(said), one.question.accepted)
+            fewer = one.tokens - written.prompt_units
+            saved = fewer / one.tokens, fewer / one.schema_tokens
+            found.append(Answer(right, *saved, nats, greedy.tolist()))
+        return found
 
-    return Answers(**kept(answers, decides, answer))
+    return [Answer(*one) for one in kept(answers, decides, answer)]
 
 
-def figures(found: Answers, base: Answers) -> Report:
+def figures(found: Sequence[Answer], base: Sequence[Answer]) -> Report:
     own, theirs = (
-        ReplyScores(side.nats, [np.array(tokens) for tokens in side.greedy])
+        ReplyScores([one.nats for one in side], [np.array(one.greedy) for one in side])
         for side in (found, base)
     )
     replies = own.against(theirs)
     return {
-        "saved": float(np.mean(found.saved)),
-        "tools_saved": float(np.mean(found.tools_saved)),
-        **kept_right(found.right, base.right),
+        "saved": float(np.mean([one.saved for one in found])),
+        "tools_saved": float(np.mean([one.tools_saved for one in found])),
+        **kept_right([one.right for one in found], [one.right for one in base]),
         "nats": replies.merged_nats,
         "base_nats": replies.base_nats,
         "nats_error": replies.nats_error,
@@ -348,7 +336,7 @@ def figures(found: Answers, base: Answers) -> Report:
 
 
 BENCHMARK: Final = Benchmark(
-    options=SUBJECT
+    options=CHECKPOINT_OPTIONS
     | ASKED
     | {
         "sets": {"nargs": "+", "choices": SETS, "default": SETS[:2]},

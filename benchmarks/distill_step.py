@@ -6,23 +6,20 @@
 
 On the embedded backbone: first the loss alone, on random states of three shapes; then whole steps
 on text. All sides get the same input, and their losses and gradients are compared in the run.
-Memory is the growth of the peak of a process that computes one side once. Gates (P3): loss within
-1e-5 and gradient within 1e-4 of the plain step in float32, memory of the loss at most a fifth, time
-at most 1.1 times the plain one. Liger takes part where it is installed.
+Memory is the growth of the peak of a process that computes one side once. Liger takes part where it
+is installed.
 
 On SmolLM2-135M: bfloat16 products, the same with weights cast for every product as autocast does by
 itself (equal bits are required), and float32. Bound: the step's products (teacher, student and its
 backward pass to the inputs, three with the head) at the best rate of the machine's own products of
-that data type. Gate (P8): at most 6 s a step on the faster of both data types.
-
-``benchmarks.gpu`` has both on a GPU.
+that data type. Gates: P3 and P8 of docs/performance.md. ``benchmarks.gpu`` has both on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -54,15 +51,17 @@ from benchmarks.subjects import (
     general_text,
     ids_file,
     open_ids,
-    untrained_module,
 )
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.shape import BackboneShape
+from umim_core.checkpoint.untrained import fresh_module
+from umim_core.config.form import ModuleForm
 from umim_core.errors import CorpusError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation, pack_rows
 from umim_core.model.umim import UMIM
+from umim_core.rules.matcher import Matcher
 from umim_core.throughput.roofline import measure_peak
 from umim_core.training.loss import DEFAULT_CHUNK, aligned_rows, distill_loss
 from umim_core.training.packed_trunk import PackedTrunk
@@ -99,21 +98,16 @@ _CPU: Final = torch.device("cpu")
 
 @dataclass(frozen=True)
 class StepBatch:
-    backbone: Backbone
-    module: MergeModule
+    merged_model: MergedModel
     rows: list[Ids]
     cuts: list[Segmentation]
 
     @classmethod
-    def of(cls, umim: UMIM, ids: Ids) -> StepBatch:
-        """Return ids in segments under a checkpoint's rules, and a fresh module."""
-        rows = list(ids.reshape(-1, LENGTH))
-        cuts = [umim.matcher.segment(row) for row in rows]
-        return cls(umim.backbone, untrained_module(umim.backbone), rows, cuts)
-
-    @property
-    def merged_model(self) -> MergedModel:
-        return MergedModel(self.backbone, self.module, None)
+    def of(cls, backbone: Backbone, rows: Sequence[Ids], matcher: Matcher) -> StepBatch:
+        """Return rows under rules, and a fresh module."""
+        module = fresh_module(backbone, matcher.rules, ModuleForm(), seed=0)
+        cuts = [matcher.segment(row) for row in rows]
+        return cls(MergedModel(backbone, module, None), list(rows), cuts)
 
     def sizes(self) -> Report:
         units = sum(len(starts) for starts, _ in self.cuts)
@@ -131,7 +125,8 @@ def embedded_batch(ids_file: Path, rows: int) -> StepBatch:
     ids = np.asarray(open_ids(ids_file, rows * LENGTH), dtype=np.int64)
     rule = f"{ids_file.name} must hold {rows * LENGTH} ids"
     require(len(ids) == rows * LENGTH, CorpusError, rule, len(ids))
-    batch = StepBatch.of(UMIM.from_pretrained(EMBEDDED, dtype="float32"), ids)
+    umim = UMIM.from_pretrained(EMBEDDED, dtype="float32")
+    batch = StepBatch.of(umim.backbone, ids.reshape(-1, LENGTH), umim.matcher)
     merged = batch.sizes()["units"] < len(ids)
     require(merged, CorpusError, f"some rule of {EMBEDDED} must match in {ids_file.name}")
     return batch
@@ -210,29 +205,29 @@ class CastingModel(DistillModel):
 def step_of(batch: StepBatch, model: DistillModel) -> Result:
     """Return the mean KL of a step and the gradient of the module's weights."""
     loss = model(batch.rows, batch.cuts)
-    return float(loss.kl) / loss.weight, gradient_of(loss.total / loss.weight, batch.module)
+    module = batch.merged_model.require_module()
+    return float(loss.kl) / loss.weight, gradient_of(loss.total / loss.weight, module)
 
 
 def step_sides(batch: StepBatch, *, autocast: bool) -> dict[str, Side]:
     """Return every side's mean KL of a whole step and the gradient of the module's weights."""
-    model = DistillModel(batch.merged_model, autocast=autocast)
+    model, backbone = batch.merged_model, batch.merged_model.backbone
 
     def plain() -> Result:
         packed = pack_rows(batch.rows, batch.cuts)
-        aligned = aligned_rows(packed)
-        head = batch.backbone.head_weight
+        aligned, head = aligned_rows(packed), backbone.head_weight
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             with torch.no_grad():
-                raw = batch.backbone.embed(torch.from_numpy(np.stack(batch.rows)))
-                hidden = batch.backbone.hidden(raw)
-            merged = batch.backbone.hidden(batch.merged_model.embed(packed))
+                hidden = backbone.hidden(backbone.embed(torch.from_numpy(np.stack(batch.rows))))
+            merged = backbone.hidden(model.embed(packed))
         student, teacher = (F.linear(states.to(head.dtype), head) for states in (merged, hidden))
         loss = full_logits_loss(
             student[aligned.batch, aligned.student], teacher[aligned.batch, aligned.teacher]
         ) / len(aligned.batch)
-        return float(loss.detach()), gradient_of(loss, batch.module)
+        return float(loss.detach()), gradient_of(loss, model.require_module())
 
-    return {OURS: partial(step_of, batch, model), PLAIN: plain}
+    ours = partial(step_of, batch, DistillModel(model, autocast=autocast))
+    return {OURS: ours, PLAIN: plain}
 
 
 def compare(sides: dict[str, Side], rounds: int, to: str = PLAIN) -> Report:
@@ -302,7 +297,7 @@ def measure_precisions(batch: StepBatch, rounds: int) -> Report:
     }
     sides = {name: partial(step_of, batch, model) for name, model in models.items()}
     found, sizes = compare(sides, rounds, to=SINGLE), batch.sizes()
-    shape = BackboneShape.of_config(batch.backbone.model.config)
+    shape = BackboneShape.of_model(batch.merged_model.backbone.model)
     flops = step_flops(shape, sizes["tokens"], sizes["units"])
     single, half = (flops / measure_peak(_CPU, d).peak for d in (torch.float32, torch.bfloat16))
     for name, figures in found.items():
@@ -341,7 +336,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
         report["step"] = measure_step(ids_file(options), rows, rounds)
     else:
         umim, tokens = UMIM.from_pretrained(options.checkpoint, dtype="float32"), rows * LENGTH
-        batch = StepBatch.of(umim, general_text(umim, tokens)[1][:tokens])
+        text = general_text(umim, tokens)[1][:tokens].reshape(-1, LENGTH)
+        batch = StepBatch.of(umim.backbone, text, umim.matcher)
         report["step"] = measure_precisions(batch, rounds)
 
 

@@ -9,9 +9,7 @@ rules against no rules, on alternating pairs, with the roofline as a guard. What
 is the text that follows each prompt, on both sides: a model of random weights loops, and a
 loop holds no natural rules. A checkpoint other than the small ones reads general English: passages
 of 64 tokens of the kinds of ``../shared/data/general`` in turn (test split), docstrings where that
-is absent. Gates (P4, CPU): prefill at least 0.9 of its bound from
-512 tokens on, decode at least 0.98 of the engine without rules, matching and merging at most 3 % of
-the prefill they shorten, no slower than transformers, and logits under an empty rule set that are
+is absent. Gates: P4 of docs/performance.md, and logits under an empty rule set that are
 transformers' own bit for bit at batch size 1 and within 1e-5 in batches.
 """
 

@@ -33,8 +33,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.answers import difference
-from benchmarks.runner import Benchmark, Report, named, save
+from benchmarks.runner import Benchmark, Report, difference, named, save
 from benchmarks.subjects import Ids, docstrings
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone

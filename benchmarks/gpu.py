@@ -16,9 +16,8 @@ Weights are random and made on the device; nothing is loaded. The parts, in orde
 A part has until so many seconds and measures one setting after the other, the smallest first; one
 that it has probably no time for is left out by name. Results are written after each setting. A
 figure above a ceiling of the device, or another error of a setting, fails the run; the others are
-measured all the same. Gates of distillation (P3, on an H200): time of the loss at most 1.35 times
-its bound and Liger's at least 1.3 times ours, at most 2 GB on top of its inputs, and a step at 45 %
-of the device's peak; either one left out is a gate missed.
+measured all the same. Gates: P3 and P4 of docs/performance.md, of an H200; a loss or a step that is
+left out is a gate missed.
 
 The engine launches its kernels one by one. CUDA graphs replay fixed shapes and addresses, and here
 the view of the cache grows with every token: there are none, and launches bound decoding few rows.
@@ -70,7 +69,6 @@ from benchmarks.subjects import (
     llama_config,
     random_backbone,
     random_subject,
-    untrained_module,
 )
 from umim_core.backbone.backbone import state_difference, state_tolerance
 from umim_core.backbone.shape import BackboneShape
@@ -351,9 +349,8 @@ def random_batch(sizes: Sizes, device: torch.device) -> StepBatch:
     config = sizes.step(sizes.step_length)
     backbone = random_backbone(config, dtype="bfloat16", device=device)
     size = sizes.step_rows, sizes.step_length
-    rows = list(np.random.default_rng(0).integers(0, config.vocab_size, size))
-    cuts = [FixedSpans(MERGED).segment(row) for row in rows]
-    return StepBatch(backbone, untrained_module(backbone), rows, cuts)
+    rows = np.random.default_rng(0).integers(0, config.vocab_size, size)
+    return StepBatch.of(backbone, rows, FixedSpans(MERGED))
 
 
 def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str) -> list[Report]:
@@ -367,7 +364,7 @@ def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str)
         batch = random_batch(sizes, device)
         model = DistillModel(batch.merged_model, autocast=True)
         sides = {OURS: partial(step_of, batch, model)}
-        shape = BackboneShape.of_config(batch.backbone.model.config)
+        shape = BackboneShape.of_model(batch.merged_model.backbone.model)
         counts = batch.sizes()
         work = step_flops(shape, counts["tokens"], counts["units"], sizes.step_length)
         cut = {"rows": sizes.step_rows, "segment_length": sizes.step_length}

@@ -4,9 +4,8 @@
     python -m benchmarks.matching --ids tokens.npy --tokenizer DIR --held-out 1000000
 
 Rules are mined on the ids but for their end. That end, decoded to text, is what the tokenizer and
-the matchers read, one thread each. All matchers must return the same spans. Gates (P2):
-at most 5 % of the tokenizer's time, 5 times the Python loop, at most 50 bytes per rule in
-memory, and below 1 s to load as many rules as the paper mines from WikiText-103.
+the matchers read, one thread each. All matchers must return the same spans. Gates: P2 of
+docs/performance.md, and below 1 s to load as many rules as the paper mines from WikiText-103.
 """
 
 from __future__ import annotations

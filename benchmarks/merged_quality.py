@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks.runner import Benchmark, Report, device_name, named
+from benchmarks.runner import Benchmark, Report, device_name, named, tell
 from umim_core import UMIM
 from umim_core.baselines.methods import TargetReduction
 from umim_core.baselines.truncation import Truncation
@@ -84,7 +83,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report |= {"ppl_base": plain.ppl, "ppl_half_base": half.ppl}
     for name, umim in models.items():
         report["subjects"][name] = _subject(umim, rows, plain, half, options.batch_size)
-        print(name, report["subjects"][name], file=sys.stderr, flush=True)
+        tell(name, report["subjects"][name])
 
 
 def _subject(

@@ -6,11 +6,9 @@
 All sides find the same grams (orders 2 to 4, counts, segments of 512 tokens), checked in the run;
 one of ours goes on to 16. Peers count keys of 64 bits, into which numpy packs the ids of a gram
 (each of at most 16 bits): faster in every one of them than columns or tuples of ids, which were
-measured, and dropped, at d77cff53. That time counts.
-Gates (P1): equal to Counter; 2.5 times DuckDB, both with two threads; 5 times Counter on one core;
-two threads, where there are two cores, 1.6 times one; to 16 tokens 0.6 of the speed to 4; memory
-within its bound; the Ray path 0.6 of the bare kernel (``--ray``, from 1e8 tokens on). DuckDB runs
-in two formulations, of which the gate takes the faster.
+measured, and dropped, at d77cff53. That time counts. DuckDB runs in two formulations, of which the
+gate takes the faster. Gates: P1 of docs/performance.md, on Ray (``--ray``) from 1e8 tokens on; and
+0.6 of the speed to 4 tokens when counting to 16.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ A checkpoint other than the small ones reads general English text (test split of
 Sides: the base model's scores of the same rows; ours under rules of which none lies inside another,
 and under rules that do; and, for both, a listing as the paper prints it: one forward over the
 units, one more for every token hidden in a span, over what stands before it. Listing and ours are
-compared token by token. Gates (P5): ours takes at most 1.3 times the base model's
-time, 1.5 times under nested rules, and the listing of a row of 512 tokens at least 20 times ours.
+compared token by token. Gates: P5 of docs/performance.md.
 """
 
 from __future__ import annotations

@@ -9,9 +9,7 @@ with the context in front, plain causal attention and no mask. Contexts and answ
 text, cut to length; contexts are merged by the checkpoint's rules on both sides. Reference scores
 are those of the base model, computed before. Losses and gradients are compared in the run.
 Columns are the bound of what packing can give; operations are those of the blocks' and the head's
-products, of which packing saves none of the head's. Gates (P6): ours is 1.8 times as fast, and not
-faster than the bound, which only an error of measurement can be; loss and gradient are equal to
-1e-5 of their size.
+products, of which packing saves none of the head's. Gates: P6 of docs/performance.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -25,15 +24,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from benchmarks.answers import RAW_TAIL, SUBJECT, chat_of, identity, load, points, shortened
-from benchmarks.runner import Benchmark, Report, kept
+from benchmarks.answers import RAW_TAIL, shortened, text_of
+from benchmarks.runner import Benchmark, Report, kept, points, tell
+from benchmarks.subjects import CHECKPOINT_OPTIONS, identity, load
 from umim_core import UMIM
-from umim_core.baselines.methods import Text
 from umim_core.baselines.truncation import Truncation
 from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, require
 from umim_core.evaluation.text_metrics import code_tests
-from umim_core.model.inputs import encode_prompts
 from umim_core.text.documents import read_objects
 
 _ENDS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of a function of HumanEval
@@ -94,7 +92,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
             }
             label = name if target is None else f"{name}, target {100 * target:g}%"
             report["sets"][label] = figures(solved, saving, new_tokens) | {"rules": len(umim.rules)}
-            print(label, report["sets"][label]["sides"], file=sys.stderr, flush=True)
+            tell(label, report["sets"][label]["sides"])
 
 
 def prompts_of(name: str, rows: Sequence[Row]) -> list[Any]:
@@ -109,7 +107,10 @@ def answer_shorter(
     """Return answers to shortened prompts by side, and the mean share of layer-tokens saved."""
     merged, reductions = answer(umim, asked, "prompt", new_tokens, options)
     savings = [reduction * umim.merged_model.saved_share for reduction in reductions]
-    cut = [_truncated(umim, *pair) for pair in zip(asked, savings, strict=True)]
+    cut = [
+        shortened(Truncation(), text_of(one, umim.backbone), saving)
+        for one, saving in zip(asked, savings, strict=True)
+    ]
     truncated, _ = answer(umim, cut, "none", new_tokens, options)
     return {"umim": merged, "truncation": truncated}, float(np.mean(savings))
 
@@ -139,18 +140,6 @@ def answer(
     return list(texts), list(reductions)
 
 
-def _truncated(umim: UMIM, asked: Any, saving: float) -> np.ndarray:
-    """Return the ids of a prompt without its first tokens that may go."""
-    if isinstance(asked, str):
-        ids = encode_prompts([asked], umim.backbone, None)[0].ids
-        protected = np.zeros(len(ids), dtype=bool)
-        protected[-RAW_TAIL:] = True
-        prompt = Text(ids, protected, ids[-RAW_TAIL:])
-    else:
-        prompt = chat_of(asked[0]["content"], umim.backbone)
-    return shortened(Truncation(), prompt, saving)
-
-
 def figures(solved: Mapping[str, Sequence[bool]], saving: float, new_tokens: int) -> Report:
     return {
         "problems": len(solved["base"]),
@@ -165,7 +154,7 @@ def figures(solved: Mapping[str, Sequence[bool]], saving: float, new_tokens: int
 
 
 BENCHMARK: Final = Benchmark(
-    options=SUBJECT
+    options=CHECKPOINT_OPTIONS
     | {
         "humaneval": Path,
         "gsm8k": Path,

@@ -16,12 +16,14 @@ from importlib.metadata import version
 from multiprocessing import get_context
 from operator import itemgetter
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from umim_core.cli.console_output import telling
 from umim_core.errors import ConfigError, require
+from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.store.disk import check_writable, write_bytes
 
@@ -194,6 +196,32 @@ def close(report: Report, out: Path | None) -> int:
     print(text)
     gates = report.get("gates", {}).values()
     return int(not report.get("equal", True) or not all(passed for _, _, passed in gates))
+
+
+def tell(*measured: object) -> None:
+    """Say what was measured so far."""
+    print(*measured, file=sys.stderr, flush=True)
+
+
+def difference(own: Sequence[float], base: Sequence[float]) -> dict[str, float | None]:
+    """Return the difference of two means over the same questions, with its paired error."""
+    return {"mean": mean(own) - mean(base), "std": mean_difference_error(own, base)}
+
+
+def points(right: Sequence[bool], base: Sequence[bool]) -> dict[str, float | None]:
+    """Return the difference to the base model in per cent of questions."""
+    return difference(*([100.0 * one for one in side] for side in (right, base)))
+
+
+def kept_right(right: Sequence[bool], base: Sequence[bool]) -> Report:
+    """Return how many answers are right, and of the base model's right ones; and the points."""
+    change = points(right, base)
+    return {
+        "right": sum(right),
+        "kept": [sum(map(all, zip(right, base, strict=True))), sum(base)],
+        "points": change["mean"],
+        "points_error": change["std"],
+    }
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

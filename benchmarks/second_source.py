@@ -18,7 +18,6 @@ import argparse
 import hashlib
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,9 +26,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.answers import SUBJECT, kept_right, load
 from benchmarks.calls import as_written, file_of
-from benchmarks.runner import Benchmark, Gate, Report, at_least
+from benchmarks.runner import Benchmark, Gate, Report, at_least, kept_right, tell
+from benchmarks.subjects import CHECKPOINT_OPTIONS, load
 from umim_core import UMIM
 from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, require
@@ -154,7 +153,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report |= {"new_tokens": _NEW, "kinds": {}}
     for kind, questions in read_questions(options.data):
         report["kinds"][kind] = figures([ask(umim, one) for one in questions])
-        print(kind, report["kinds"][kind], file=sys.stderr, flush=True)
+        tell(kind, report["kinds"][kind])
     report["prefill"] = time_prefill(umim, options.data, options.prefill)
 
 
@@ -200,16 +199,17 @@ def time_prefill(umim: UMIM, folder: Path, tokens: int) -> Report:
 
 def figures(rows: Sequence[Report]) -> Report:
     base, merged = zip(*(row["accepted"] for row in rows), strict=True)
-    lost = [row for row, a, b in zip(rows, merged, base, strict=True) if b and not a]
+    tokens, right = sum(row["tokens"] for row in rows), kept_right(merged, base)
+    kept, of_base = right.pop("kept")
     return {
         "questions": len(rows),
-        "tokens": sum(row["tokens"] for row in rows),
-        "saved": sum(row["saved"] for row in rows) / sum(row["tokens"] for row in rows),
-        **kept_right(merged, base),
-        "base": sum(base),
-        "kept": sum(base) - len(lost),
+        "tokens": tokens,
+        "saved": sum(row["saved"] for row in rows) / tokens,
+        **right,
+        "base": of_base,
+        "kept": kept,
         "same": float(np.mean([row["same"] for row in rows])),
-        "lost": [row["key"] for row in lost],
+        "lost": [row["key"] for row in rows if row["accepted"] == [True, False]],
     }
 
 
@@ -221,7 +221,7 @@ def gates(report: Report) -> dict[str, Gate]:
 
 
 BENCHMARK: Final = Benchmark(
-    options=SUBJECT | {"data": {"type": Path, "required": True}, "prefill": 8192},
+    options=CHECKPOINT_OPTIONS | {"data": {"type": Path, "required": True}, "prefill": 8192},
     measure=run,
     gates=gates,
     equal=lambda report: report["gates"]["answers_kept"][2],

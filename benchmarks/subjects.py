@@ -6,22 +6,24 @@ import argparse
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from benchmarks.runner import Report, device_name
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.devices import usable_device
 from umim_core.backbone.model_files import DTYPES
 from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.checkpoint.untrained import fresh_module
+from umim_core.config.form import Merge, ModuleForm
 from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.docstring_corpus import build_corpus, held_out_text, read_documents
 from umim_core.errors import ArtifactError, CorpusError, require
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.mining.counting import count_ngrams
 from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
@@ -40,6 +42,16 @@ SEGMENT: Final = 512
 EMBEDDED: Final = "umim-docs-llama"
 DOCSTRINGS: Final = Path(".umim/benchmarks/docstrings.npy")
 CORPUS_OPTIONS: Final[dict[str, object]] = {"ids": Path, "tokens": int}
+# What the benchmarks of answers load, see load().
+CHECKPOINT_OPTIONS: Final[dict[str, object]] = {
+    "checkpoint": {"required": True},
+    "name": str,
+    "backbone": str,
+    "budget": float,
+    "dtype": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
+    "device": "cpu",
+    "most": 1000,
+}
 Ids = NDArray[np.int64]
 _PHRASES: Final = 4_000
 _TAU: Final = 5
@@ -79,6 +91,36 @@ def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
     return Subject(umim.merged_model, ids)
 
 
+def load(
+    options: argparse.Namespace,
+    report: Report,
+    target_tr: float | None = None,
+    backbone: Backbone | None = None,
+) -> UMIM:
+    """Load the checkpoint of ``CHECKPOINT_OPTIONS``, and report what it is."""
+    where: dict[str, Any] = {"budget": options.budget, "target_tr": target_tr}
+    of_model = ("backbone", "dtype", "device") if backbone is None else ()
+    where |= {"backbone": backbone} | {name: getattr(options, name) for name in of_model}
+    umim = UMIM.from_pretrained(options.checkpoint, **where)
+    report["facts"]["device"] = device_name(umim.backbone.device)
+    report |= {
+        "checkpoint": options.name or Path(options.checkpoint).name,
+        "backbone": Path(umim.backbone.name).stem,
+        "rules": len(umim.rules),
+        "dtype": options.dtype,
+    }
+    return umim
+
+
+def identity(umim: UMIM, merge: Merge) -> list[object]:
+    """Return what decides an answer beside the prompt: the backbone, and what merges."""
+    model: list[object] = [umim.backbone.fingerprint, str(umim.backbone.dtype)]
+    if merge != "none":
+        form = umim.checkpoint.config.form()
+        model += [merge, form, umim.rules.digest, umim.module.digest()]
+    return model
+
+
 def general_text(umim: UMIM, tokens: int) -> tuple[str, Ids]:
     """Return what held-out text this is, and its ids: passages of every kind of text in turn."""
     files = sorted(GENERAL.glob("*-test.jsonl.gz"))
@@ -115,20 +157,14 @@ def random_backbone(config: LlamaConfig, *, dtype: str, device: torch.device | s
     return wrap_backbone(model, None)
 
 
-def untrained_module(backbone: Backbone) -> MergeModule:
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    return module.to(backbone.device)
-
-
 def random_subject(
     config: LlamaConfig, tokens: int, *, dtype: str, device: torch.device | str, mined: int = _MINED
 ) -> Subject:
     """Return a backbone of random weights, a fresh module, and rules mined on random phrases."""
     backbone = random_backbone(config, dtype=dtype, device=device)
-    module = untrained_module(backbone).requires_grad_(False)
     text = phrase_text(mined + tokens, config.vocab_size)
     rules = mined_rules(*whole_segments(text[:mined]), RuleOptions(tau=_TAU))
+    module = fresh_module(backbone, rules, ModuleForm(), seed=0).requires_grad_(False)
     return Subject(MergedModel(backbone, module, Matcher(rules)), text[mined:])
 
 

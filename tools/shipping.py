@@ -4,8 +4,8 @@ python -m tools.shipping CHECKPOINT --recipe smollm2 --name umim-smollm2-135m
 
 CHECKPOINT is the directory that a finished run printed. Its measurements and its corpus are found
 as the recipe's flow asks for them, with the code that ran it. What ships is stored smaller: the
-module in bfloat16 (``--weights float32`` keeps it), the rules without the matcher's tables,
-which are built in memory. What the rounding changes is measured and stands in the results.
+module in bfloat16, the rules without the matcher's tables, which are built in memory. What the
+rounding changes is measured and stands in the results.
 ``--priced DIR``, made of it by ``umim prune --keep-all``, adds prices and the bound of decoding;
 ``--merge`` and ``--raw-tail`` are what it recommends to its users.
 """
@@ -21,7 +21,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
-import torch
 from safetensors.torch import load_file
 
 from docs.make.document import RESULTS, ROOT
@@ -60,7 +59,6 @@ from umim_core.store.artifacts import (
 )
 from umim_core.store.publication import publish_directory
 
-DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 TABLE: Final = "rules.parquet"
 _LEVEL: Final = 19  # of zstd: a fifth smaller than a run's own table
 _WRITTEN_ANEW: Final = ("kind", "schema", "digest", "files", "seal")
@@ -106,11 +104,7 @@ def found(checkpoint: Path, recipe: Recipe) -> tuple[Result, parts.Sources]:
 
 
 def store(
-    checkpoint: Path,
-    out: Path,
-    weights: str = "bfloat16",
-    priced: Path | None = None,
-    defaults: Mapping[str, object] | None = None,
+    checkpoint: Path, out: Path, priced: Path | None = None, defaults: Mapping[str, object] = {}
 ) -> None:
     """Write a checkpoint in the form that ships; what lies at ``out`` is replaced.
 
@@ -119,19 +113,16 @@ def store(
     users (``merge``, ``raw_tail``), notes on its training.
     """
     measured = priced or checkpoint
-    config = read_config(measured).model_copy(update=dict(defaults or {}))
+    config = read_config(measured).model_copy(update=dict(defaults))
     check_merge(config.merge)
     check_raw_tail(config.raw_tail, config.merge)
     if priced is not None:
         _check_priced(checkpoint, priced)
 
     def write(directory: Path) -> None:
-        module = load_file(checkpoint / "model.safetensors")
-        cast = {
-            name: value.to(DTYPES[weights]) if value.is_floating_point() else value
-            for name, value in module.items()
-        }
-        save_tensors(cast, directory / "model.safetensors")
+        tensors = load_file(checkpoint / "model.safetensors")
+        rounded = {name: x.bfloat16() for name, x in tensors.items() if x.is_floating_point()}
+        save_tensors(tensors | rounded, directory / "model.safetensors")
         (directory / "model.safetensors").chmod(0o644)
         write_json(directory / "config.json", config.model_dump(mode="json"))
         rules = directory / "rules"
@@ -166,7 +157,7 @@ def _check_priced(checkpoint: Path, priced: Path) -> None:
 
 
 def results_of(
-    checkpoint: Path, shipped: Path, recipe: Recipe, commit: str | None
+    checkpoint: Path, recipe: Recipe, commit: str | None, shipped: Path
 ) -> dict[str, Any]:
     """Return everything that the page and the card show; no paths of this machine."""
     (cell, sources), config = found(checkpoint, recipe), read_config(checkpoint)
@@ -257,14 +248,13 @@ def ship(
     checkpoint: Path,
     shipped: Path,
     measure: Callable[[Path], T],
-    weights: str = "bfloat16",
     priced: Path | None = None,
-    defaults: Mapping[str, object] | None = None,
+    defaults: Mapping[str, object] = {},
 ) -> T:
     """Store a checkpoint (``store``) and measure what is stored; only then replace what ships."""
     with TemporaryDirectory() as folder:
         new_checkpoint = Path(folder) / shipped.parent.name / shipped.name
-        store(checkpoint, new_checkpoint, weights, priced, defaults)
+        store(checkpoint, new_checkpoint, priced, defaults)
         size = (new_checkpoint / "rules" / TABLE).stat().st_size
         rule = f"shipped rules must take at most {MAX_RULES_BYTES} bytes"
         require(size <= MAX_RULES_BYTES, ConfigError, rule, size, "Raise tau, or set rule_budget.")
@@ -286,7 +276,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("checkpoint", help="directory, as the run printed it")
     parser.add_argument("--recipe", default="smollm2", help="what was run")
     parser.add_argument("--name", default="umim-smollm2-135m", help="what it will be called")
-    parser.add_argument("--weights", choices=DTYPES, default="bfloat16")
     parser.add_argument("--commit", help="of the tree that trained it")
     parser.add_argument("--merge", choices=MERGES, help="what a generation merges by default")
     parser.add_argument("--raw-tail", type=int, help="last tokens of a prompt that stay raw then")
@@ -300,14 +289,8 @@ def main(arguments: list[str] | None = None) -> None:
     priced = None if options.priced is None else resolve_checkpoint(options.priced).resolve()
     recommended = {"merge": options.merge, "raw_tail": options.raw_tail}
     defaults = {name: value for name, value in recommended.items() if value is not None}
-    results = ship(
-        checkpoint,
-        shipped,
-        lambda stored: results_of(checkpoint, stored, recipe, options.commit),
-        options.weights,
-        priced,
-        defaults,
-    )
+    measure = partial(results_of, checkpoint, recipe, options.commit)
+    results = ship(checkpoint, shipped, measure, priced, defaults)
     file = RESULTS / f"{recipe.name}.json"
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for document in documents_of(file):

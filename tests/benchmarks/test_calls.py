@@ -12,7 +12,7 @@ from benchmarks import cache_types
 from benchmarks.calls import (
     SETS,
     UNSEEN,
-    Answers,
+    Answer,
     Edit,
     Question,
     as_written,
@@ -148,21 +148,20 @@ def test_every_side_is_asked_of_functions_that_no_training_sees(
     tokenizer = umim.backbone.require_tokenizer()
     monkeypatch.setattr(tokenizer, "chat_template", CHATML)
 
-    def side(merge: Merge, edit: Edit = as_written) -> Answers:
-        rows, written = prompts(umim, questions, edit)
-        found = ask(umim, questions, rows, written, merge, tmp_path / "answers")
+    def side(merge: Merge, edit: Edit = as_written) -> list[Answer]:
+        asked = prompts(umim, questions, edit)
+        found = ask(umim, asked, merge, tmp_path / "answers")
         with monkeypatch.context() as patch:
             patch.setattr(umim.engine, "generate", None)  # read again, not asked again
-            assert ask(umim, questions, rows, written, merge, tmp_path / "answers") == found
+            assert ask(umim, asked, merge, tmp_path / "answers") == found
         return found
 
     base, merged = side("none"), side("prompt")
     assert minified({"a": ["b c", 1]}) == '{"a":["b c",1]}'
     for edit in (bare, cut(umim, 0.5)):
         less = side("none", edit)
-        pairs = zip(less.saved, less.tools_saved, strict=True)
-        assert all(0 < of_prompt < of_tools for of_prompt, of_tools in pairs)
-    assert max(abs(share - 0.5) for share in less.tools_saved) < 0.05
+        assert all(0 < one.saved < one.tools_saved for one in less)
+    assert max(abs(one.tools_saved - 0.5) for one in less) < 0.05
     found = figures(merged, base)
     assert found["tools_saved"] > found["saved"]
     assert found["saved"] > 0 and figures(base, base)["saved"] == 0

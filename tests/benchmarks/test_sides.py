@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from benchmarks import distill_step, mining
-from benchmarks.answers import HALVES, LISTS, Question, answer_shortened, points, questions
+from benchmarks.answers import HALVES, LISTS, Question, answer_shortened, questions
 from benchmarks.distill_step import CASTS, LIGER, OURS, PLAIN, SINGLE, Shape, StepBatch
 from benchmarks.examples import attention_maps, bracketed
 from benchmarks.matching import AhoCorasick, Spans, compare
 from benchmarks.mining import Grams, make_sides
 from benchmarks.problems import answer, answer_shorter, solves_function, solves_word_problem
-from benchmarks.runner import Report
-from benchmarks.subjects import SEGMENT, Subject, random_subject, untrained_module
+from benchmarks.runner import Report, points
+from benchmarks.subjects import SEGMENT, Subject, random_subject
 from docs.make.results import benchmark_page
 from support.merge_modules import module_of
 from support.tiny_models import tiny_config
@@ -110,9 +110,8 @@ def test_all_sides_of_the_loss_agree() -> None:
 
 @pytest.fixture(scope="module")
 def batch(tiny: Subject) -> StepBatch:
-    rows = list(tiny.ids[: 2 * distill_step.LENGTH].reshape(2, -1))
-    cuts = [tiny.merged_model.require_matcher().segment(row) for row in rows]
-    return StepBatch(tiny.backbone, untrained_module(tiny.backbone), rows, cuts)
+    rows = tiny.ids[: 2 * distill_step.LENGTH].reshape(2, -1)
+    return StepBatch.of(tiny.backbone, rows, tiny.merged_model.require_matcher())
 
 
 def test_all_sides_of_a_step_agree(batch: StepBatch) -> None:
