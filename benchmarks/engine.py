@@ -25,18 +25,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from benchmarks.runner import (
-    Benchmark,
-    Gate,
-    Report,
-    alternate,
-    at_least,
-    at_most,
-    ratio,
-    save,
-    spread,
-    timed,
-)
+from benchmarks.runner import Benchmark, Gates, Report, alternate, ratio, save, spread, timed
 from benchmarks.subjects import BACKBONES, Ids, Subject, subject
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device
@@ -182,46 +171,34 @@ def compare_engines(subject: Subject, prompts: Ids, config: BenchmarkConfig) -> 
     }
 
 
-def gates(report: Report) -> dict[str, Gate]:
-    gates: dict[str, Gate] = {}
+def gates(report: Report) -> Gates:
+    gates = Gates()
     for backbone, measured in report["backbones"].items():
         for batch_size, sides in measured["engines"].items():
             for side, values in sides.items():
                 if side != OURS:
                     gate = f"{backbone}_b{batch_size}_against_{side.replace(', ', '_')}"
-                    gates[gate.replace(" ", "_")] = at_least(values["times_ours"]["median"], 1.0)
+                    gates.at_least(gate.replace(" ", "_"), values["times_ours"]["median"], 1.0)
         for row in measured["rows"]:
             gate = f"{backbone}_b{row['batch_size']}_{row['prompt_tokens']}_{row['rules']}"
             if row["asked_reduction"] not in (None, 0.5):  # of the break-even table only
                 continue
             if row["phase"] == "prefill" and row["prompt_tokens"] >= PREFILL_FROM:
                 share = row["speedup"] / row["bound"]
-                gates[f"{gate}_prefill_of_bound"] = at_least(share, PREFILL_OF_BOUND)
+                gates.at_least(f"{gate}_prefill_of_bound", share, PREFILL_OF_BOUND)
             if row["phase"] == "decode":
-                gates[f"{gate}_decode"] = at_least(row["speedup"], DECODE_RATIO)
+                gates.at_least(f"{gate}_decode", row["speedup"], DECODE_RATIO)
         for part in measured["merging"]:
             if part["prompt_tokens"] >= PREFILL_FROM:
                 gate = f"{backbone}_b{part['batch_size']}_{part['prompt_tokens']}_merging_share"
-                gates[gate] = at_most(part["share"], MERGING_SHARE)
+                gates.at_most(gate, part["share"], MERGING_SHARE)
         if report["dtype"] != "float32":  # elsewhere sums of other orders round differently
             continue
         for batch_size, error in measured["logits_error"].items():
             limit = 0.0 if batch_size == "1" else LOGITS_ERROR
-            gates[f"{backbone}_b{batch_size}_logits"] = at_most(
-                error / LOGITS_ERROR, limit / LOGITS_ERROR
-            )
+            name = f"{backbone}_b{batch_size}_logits"
+            gates.at_most(name, error / LOGITS_ERROR, limit / LOGITS_ERROR)
     return gates
-
-
-def equal(report: Report) -> bool:
-    ids = report["dtype"] != "float32" or all(
-        values["equal"]
-        for measured in report["backbones"].values()
-        for sides in measured["engines"].values()
-        for values in sides.values()
-    )
-    verdicts = [gate[2] for name, gate in gates(report).items() if name.endswith("_logits")]
-    return ids and all(verdicts)
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
@@ -242,6 +219,12 @@ def run(options: argparse.Namespace, report: Report) -> None:
         report |= {"text": backbone_subject.text} if backbone_subject.text else {}
         report["backbones"][Path(name).name] = measure(backbone_subject, config)
         save(report, options.out)
+    report["equal"] = options.dtype != "float32" or all(
+        values["equal"]
+        for measured in report["backbones"].values()
+        for sides in measured["engines"].values()
+        for values in sides.values()
+    )
 
 
 BENCHMARK: Final = Benchmark(
@@ -258,7 +241,7 @@ BENCHMARK: Final = Benchmark(
     },
     measure=run,
     gates=gates,
-    equal=equal,
+    equal=("_logits",),
 )
 
 if __name__ == "__main__":

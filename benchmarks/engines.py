@@ -30,7 +30,7 @@ from typing import IO, Any, Final, NamedTuple
 import httpx
 import psutil
 
-from benchmarks.runner import Benchmark, Gate, Report, at_least, save, spread
+from benchmarks.runner import Benchmark, Gates, Report, save, spread
 from benchmarks.subjects import CHECKPOINT, GENERAL
 from umim_core.model.umim import UMIM
 from umim_core.serving.prompt_merger import PromptMerger
@@ -298,18 +298,15 @@ def run(options: argparse.Namespace, report: Report) -> None:
     if openvino:
         measured = measure_openvino(options.export_half, prompts)
         report["engines"]["openvino"] = about("openvino", "OpenVINO GenAI") | measured
-        save(report, options.out)
+    report["equal"] = all(one["equal"] == one["compared"] for one in report["engines"].values())
 
 
-def gates(report: Report) -> dict[str, Gate]:
-    gates = {"token reduction": at_least(report["token_reduction"], REDUCTION)}
+def gates(report: Report) -> Gates:
+    gates = Gates()
+    gates.at_least("token reduction", report["token_reduction"], REDUCTION)
     for engine in report["engines"].values():
-        gates[f"{engine['name']}, CPU"] = at_least(engine["cpu"]["times"]["median"], SPEEDUP)
+        gates.at_least(f"{engine['name']}, CPU", engine["cpu"]["times"]["median"], SPEEDUP)
     return gates
-
-
-def equal(report: Report) -> bool:
-    return all(engine["equal"] == engine["compared"] for engine in report["engines"].values())
 
 
 BENCHMARK: Final = Benchmark(
@@ -322,7 +319,6 @@ BENCHMARK: Final = Benchmark(
     },
     measure=run,
     gates=gates,
-    equal=equal,
 )
 
 if __name__ == "__main__":

@@ -52,17 +52,7 @@ from benchmarks.distill_step import (
     step_of,
 )
 from benchmarks.engine import merging_shares
-from benchmarks.runner import (
-    Benchmark,
-    Gate,
-    Report,
-    at_least,
-    at_most,
-    device_name,
-    no_error_gate_missed,
-    save,
-    spread,
-)
+from benchmarks.runner import Benchmark, Gates, Report, device_name, save, spread
 from benchmarks.subjects import (
     Ids,
     Subject,
@@ -404,33 +394,35 @@ def measure(options: argparse.Namespace, report: Report) -> None:
     run.part("distillation", product(["loss", "step"]), step)
 
 
-def gates(report: Report) -> dict[str, Gate]:
-    found = {"failed_settings_error": at_most(len(report["failed"]), 0)}
+def gates(report: Report) -> Gates:
+    found = Gates()
+    found.at_most("failed_settings_error", len(report["failed"]), 0)
     for row in report["exactness"]:
         name = f"{row['dtype']} {row['merged']} {row['batch_size']} rows error"
         of_tolerance = row["error"] / row["tolerance"]
-        found[name.replace(",", "").replace(" ", "_")] = at_most(of_tolerance, 1.0)
+        found.at_most(name.replace(",", "").replace(" ", "_"), of_tolerance, 1.0)
     sides = {(row["what"], row["side"]): row for row in report["distillation"]}
     loss, step, liger = (sides.get(x) for x in (("loss", OURS), ("step", OURS), ("loss", LIGER)))
     if not report["tiny"]:  # what was left out, or failed, would miss no gate of its own
-        measured = {"loss_measured": loss, "step_measured": step}
-        found |= {name: at_least(float(row is not None), 1.0) for name, row in measured.items()}
+        for name, row in {"loss_measured": loss, "step_measured": step}.items():
+            found.at_least(name, row is not None, 1.0)
     if loss is not None and not report["tiny"]:
-        found["loss_over_bound"] = at_most(1 / loss["of_peak"], OVER_BOUND)
-        found["loss_extra_bytes"] = at_most(loss["bytes"], EXTRA_BYTES)
-        found["loss_gradient_error"] = at_most(loss["gradient_error"] / ROUNDED, 1.0)
+        found.at_most("loss_over_bound", 1 / loss["of_peak"], OVER_BOUND)
+        found.at_most("loss_extra_bytes", loss["bytes"], EXTRA_BYTES)
+        found.at_most("loss_gradient_error", loss["gradient_error"] / ROUNDED, 1.0)
         if liger is not None:
-            found["liger_over_ours"] = at_least(loss["of_peak"] / liger["of_peak"], OVER_LIGER)
+            found.at_least("liger_over_ours", loss["of_peak"] / liger["of_peak"], OVER_LIGER)
     if step is not None and not report["tiny"]:
-        found["step_of_peak"] = at_least(step["of_peak"], MFU)
-    return found | {"seconds": at_most(report["seconds"], LIMIT)}
+        found.at_least("step_of_peak", step["of_peak"], MFU)
+    found.at_most("seconds", report["seconds"], LIMIT)
+    return found
 
 
 BENCHMARK: Final = Benchmark(
     options={"tiny": {"action": "store_true"}},
     measure=measure,
     gates=gates,
-    equal=no_error_gate_missed,
+    equal=("error",),
 )
 
 if __name__ == "__main__":

@@ -20,17 +20,7 @@ import ahocorasick
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.runner import (
-    Benchmark,
-    Gate,
-    Report,
-    alternate,
-    at_least,
-    at_most,
-    ratio,
-    spread,
-    timed,
-)
+from benchmarks.runner import Benchmark, Gates, Report, alternate, ratio, spread, timed
 from benchmarks.subjects import (
     CORPUS_OPTIONS,
     EMBEDDED,
@@ -176,18 +166,18 @@ def synthetic_rules(per_order: Sequence[int]) -> RuleSet:
     return RuleSet(ids, support)
 
 
-def gates(report: Report) -> dict[str, Gate]:
-    gates: dict[str, Gate] = {}
+def gates(report: Report) -> Gates:
+    gates = Gates()
     for name, measured in report["rule_sets"].items():
         label = name.replace(", ", "_").replace(" ", "_")
         share, loop = measured["tokenizing_share"], measured["sides"][LOOP]["ratio"]
-        gates[f"{label}_of_tokenizing"] = at_most(share["median"], 0.05)
-        gates[f"{label}_times_python_loop"] = at_least(loop["median"], 5.0)
+        gates.at_most(f"{label}_of_tokenizing", share["median"], 0.05)
+        gates.at_least(f"{label}_times_python_loop", loop["median"], 5.0)
     measured = [*report["rule_sets"].values(), report["synthetic"]]
     largest = max(rule_set["bytes_per_rule"]["memory"] for rule_set in measured)
-    gates["bytes_per_rule_memory"] = at_most(largest, 50.0)
+    gates.at_most("bytes_per_rule_memory", largest, 50.0)
     load = report["synthetic"]["load_seconds"]["median"]
-    gates["load_seconds"] = at_most(load, 1.0)
+    gates.at_most("load_seconds", load, 1.0)
     return gates
 
 

@@ -29,11 +29,9 @@ from numpy.typing import NDArray
 from benchmarks.runner import (
     THREADS,
     Benchmark,
-    Gate,
+    Gates,
     Report,
     alternate,
-    at_least,
-    at_most,
     fresh,
     memory_of,
     ratio,
@@ -258,23 +256,22 @@ def on_ray(ids: Path, tau: int, rounds: int) -> Report:
     }
 
 
-def gates(report: Report) -> dict[str, Gate]:
+def gates(report: Report) -> Gates:
     times = {name: float(figures["median"]) for name, figures in report["ratios"].items()}
     sides, memory, ray = report["sides"], report["memory"], report["ray"]
     per_core = max(sides[name]["tokens_per_s"] / sides[name]["cores"] for name in (OURS, OURS_1))
-    judged = {
-        "equal_to_counter": at_least(float(report["same"][COUNTER]), 1.0),
-        "times_duckdb": at_least(min(times[DUCKDB], times[DUCKDB_APRIORI]), 2.5),
-        "times_counter_per_core": at_least(times[COUNTER], 5.0),
-        "memory_of_bound": at_most(memory["peak_bytes"] / memory["bound_bytes"], 1.0),
-        "tokens_per_s_and_core_below_bound": at_most(per_core, BOUND_TOKENS_PER_CORE),
-    }
+    judged = Gates()
+    judged.at_least("equal_to_counter", report["same"][COUNTER], 1.0)
+    judged.at_least("times_duckdb", min(times[DUCKDB], times[DUCKDB_APRIORI]), 2.5)
+    judged.at_least("times_counter_per_core", times[COUNTER], 5.0)
+    judged.at_most("memory_of_bound", memory["peak_bytes"] / memory["bound_bytes"], 1.0)
+    judged.at_most("tokens_per_s_and_core_below_bound", per_core, BOUND_TOKENS_PER_CORE)
     if sides[OURS]["cores"] == 2:
-        judged["two_threads_times_one"] = at_least(times[OURS_1], 1.6)
+        judged.at_least("two_threads_times_one", times[OURS_1], 1.6)
     if LONG in times:
-        judged["speed_to_16_of_4"] = at_least(1 / times[LONG], 0.6)
+        judged.at_least("speed_to_16_of_4", 1 / times[LONG], 0.6)
     if ray is not None and ray["tokens"] >= RAY_TOKENS:
-        judged["ray_of_kernel"] = at_least(ray["share"]["median"], 0.6)
+        judged.at_least("ray_of_kernel", ray["share"]["median"], 0.6)
     return judged
 
 
@@ -287,10 +284,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report |= compare(make_sides(ids, tau), len(ids), options.rounds)
     report["memory"] = fresh(memory, file, options.tokens, tau)
     report["ray"] = options.ray and fresh(on_ray, options.ray, tau, options.ray_rounds)
-
-
-def equal(report: Report) -> bool:
-    return all(report["same"].values()) and (report["ray"] is None or report["ray"]["equal"])
+    report["equal"] = all(report["same"].values()) and (not report["ray"] or report["ray"]["equal"])
 
 
 BENCHMARK: Final = Benchmark(
@@ -298,7 +292,6 @@ BENCHMARK: Final = Benchmark(
     options=CORPUS_OPTIONS | {"tau": 5, "rounds": 10, "ray": Path, "ray_rounds": 3},
     measure=run,
     gates=gates,
-    equal=equal,
 )
 
 if __name__ == "__main__":

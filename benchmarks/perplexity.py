@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.runner import Benchmark, Gate, Report, alternate, at_least, at_most, ratio, spread
+from benchmarks.runner import Benchmark, Gates, Report, alternate, ratio, spread
 from benchmarks.subjects import BACKBONES, Subject, mined_rules, subject
 from umim_core.backbone.devices import default_device
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
@@ -97,24 +97,16 @@ def listing(subject: Subject, matcher: Matcher, row: NDArray[np.int64]) -> torch
     return scores
 
 
-def gates(report: Report) -> dict[str, Gate]:
-    gates: dict[str, Gate] = {}
+def gates(report: Report) -> Gates:
+    gates = Gates()
     for backbone, measured in report["backbones"].items():
         for name, limit in LIMITS.items():
             times = measured[name]["times_base"]["median"]
-            gates[f"{backbone}_{name}_times_base"] = at_most(times, limit)
+            gates.at_most(f"{backbone}_{name}_times_base", times, limit)
             if report["length"] >= LISTING_FROM:
                 times = measured[name]["listing_times"]["median"]
-                gates[f"{backbone}_{name}_listing_times"] = at_least(times, LISTING_TIMES)
+                gates.at_least(f"{backbone}_{name}_listing_times", times, LISTING_TIMES)
     return gates
-
-
-def equal(report: Report) -> bool:
-    return all(
-        measured[name]["difference"] <= TOLERANCE
-        for measured in report["backbones"].values()
-        for name in LIMITS
-    )
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
@@ -132,6 +124,11 @@ def run(options: argparse.Namespace, report: Report) -> None:
         plain = backbone_subject.merged_model.require_matcher()
         rules = {"plain": plain, "nested": Matcher(nested)}
         report["backbones"][Path(name).name] = measure(backbone_subject, rules, rows, options.pairs)
+    report["equal"] = all(
+        measured[name]["difference"] <= TOLERANCE
+        for measured in report["backbones"].values()
+        for name in LIMITS
+    )
 
 
 BENCHMARK: Final = Benchmark(
@@ -144,7 +141,6 @@ BENCHMARK: Final = Benchmark(
     },
     measure=run,
     gates=gates,
-    equal=equal,
 )
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from docs.make.document import RESULTS, ROOT, Document
 from tasks.report.ablation import FIGURES, ablation_page, figure_svg
 from tasks.report.adaptation import adaptation_page, adaptation_rows, adaptation_svg
 from tasks.report.charts import Line, Panel, chart, heatmaps, svg_file
-from tasks.report.render import Report, environment, page, walk
+from tasks.report.render import Report, environment, page
 from umim_core.adaptation.settings import ADAPTED, WT
 from umim_core.config.form import ModuleForm
 from umim_core.store.artifacts import sha256_file
@@ -30,17 +30,10 @@ PART_LABELS: Final = {
     "_part_wikitext2": "WikiText-2",
     "_part_docstrings": "docstrings",
 }
-_MOST_CHARACTERS: Final = 80  # of an answer
 _LABEL_CHARACTERS: Final = 14
 _SHOWN_KINDS: Final = ("tool schemas", "tool results", "code", "prose")  # of README's figure
 _SETTINGS: Final = (WT, "WT + Rules", ADAPTED, "input-adapter", "lora")
 TEMPLATES: Final = Path(__file__).parent / "templates"
-
-
-def _distill_step(report: Report) -> Report:
-    losses = [row | {"what": "loss"} for row in walk(report, "losses.*name.sides.*side")]
-    steps = [row | {"what": "step"} for row in walk(report, "step.precisions.*name.*side")]
-    return {"steps": losses + steps}
 
 
 def _engine(report: Report) -> Report:
@@ -50,25 +43,6 @@ def _engine(report: Report) -> Report:
         for name, figures in report["backbones"].items()
     }
     return {"pays": {name: break_even(rows) for name, rows in measured.items()}}
-
-
-def _answers(report: Report) -> Report:
-    """Add the answers that lost their key word."""
-    lost = []
-    for asked in report["lists"].values():
-        for row in asked["rows"]:
-            base = row["sides"]["base"]
-            for side, answer in row["sides"].items():
-                if base["accepted"] and not answer["accepted"]:
-                    texts = {"answer": _short(answer["answer"]), "base": _short(base["answer"])}
-                    lost.append({"question": row["id"], "side": side} | texts)
-    return {"lost": lost}
-
-
-def _short(text: str) -> str:
-    """Return the beginning of an answer on one line."""
-    line = " ".join(text.split()).replace("|", "/")
-    return line if len(line) <= _MOST_CHARACTERS else f"{line[: _MOST_CHARACTERS - 1]}…"
 
 
 def shipped_parts(report: Report) -> Report:
@@ -94,9 +68,7 @@ def part_label(suffix: str) -> str:
 
 
 ROWS: Final[dict[str, Callable[[Report], Report]]] = {
-    "distill_step": _distill_step,
     "engine": _engine,
-    "answers": _answers,
     "shipped_model": shipped_parts,
 }
 
