@@ -15,7 +15,7 @@ from umim_core.store.locking import VARIABLE
 
 if TYPE_CHECKING:  # the process that only hands tests to others imports no torch
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     from support.tiny_pipeline import Walk
     from umim_core import UMIM
@@ -27,21 +27,6 @@ settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("full", deadline=None, max_examples=50)
 settings.load_profile("quick")
 FAMILIES = ("gpt2", "llama")
-
-
-def _model(name: str, seed: int) -> PreTrainedModel:
-    from support.tiny_models import random_model, tiny_config
-
-    return random_model(tiny_config(name, eos_token_id=0), seed)
-
-
-def _tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-
-    from support.tiny_models import word_tokenizer
-
-    special = dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<eos>")
-    return word_tokenizer(words, WhitespaceSplit(), **special)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -89,21 +74,11 @@ def torch_rng() -> torch.Generator:
 
 
 @pytest.fixture(scope="session")
-def tiny_model() -> Callable[[str, int], PreTrainedModel]:
-    """Build a fresh tiny model ("llama" or "gpt2") from a seed; the global generator stays."""
-    return _model
-
-
-@pytest.fixture(scope="session")
-def word_tokenizer() -> Callable[[list[str]], PreTrainedTokenizerFast]:
-    """Make a tokenizer of whole words from its vocabulary; ``<eos>`` must be in it."""
-    return _tokenizer
-
-
-@pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """The words w1 .. w31 and the special token ``<eos>`` with id 0."""
-    return _tokenizer(["<eos>", *(f"w{i}" for i in range(1, 32))])
+    from support.tiny_models import word_tokenizer
+
+    return word_tokenizer(["<eos>", *(f"w{i}" for i in range(1, 32))])
 
 
 @pytest.fixture(scope="session", params=FAMILIES)
@@ -111,17 +86,19 @@ def tiny_backbone(
     request: pytest.FixtureRequest, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> Backbone:
     """Each tiny backbone in turn, float32, with the tiny tokenizer."""
+    from support.tiny_models import tiny_model
     from umim_core.backbone.backbone import wrap_backbone
 
-    return wrap_backbone(_model(request.param, 0), tiny_tokenizer, name=f"tiny-{request.param}")
+    return wrap_backbone(tiny_model(request.param), tiny_tokenizer, name=f"tiny-{request.param}")
 
 
 @pytest.fixture(scope="session")
 def tiny_llama(tiny_tokenizer: PreTrainedTokenizerFast) -> Backbone:
     """The tiny Llama: rotary positions, grouped queries, untied head."""
+    from support.tiny_models import tiny_model
     from umim_core.backbone.backbone import wrap_backbone
 
-    return wrap_backbone(_model("llama", 0), tiny_tokenizer, name="tiny-llama")
+    return wrap_backbone(tiny_model(), tiny_tokenizer, name="tiny-llama")
 
 
 @pytest.fixture(scope="session")
@@ -143,11 +120,12 @@ def tiny_checkpoint(
     It recommends to merge everywhere.
     """
     from support.merged_models import fresh_model
+    from support.tiny_models import tiny_model
     from umim_core.backbone.backbone import load_backbone
     from umim_core.checkpoint.checkpoint import Checkpoint
 
     folder = tmp_path_factory.mktemp("checkpoint")
-    _model("llama", 0).save_pretrained(folder / "backbone")
+    tiny_model().save_pretrained(folder / "backbone")
     tiny_tokenizer.save_pretrained(folder / "backbone")
     backbone = load_backbone(str(folder / "backbone"))
     made = Checkpoint.of(fresh_model(backbone, [(1, 2), (3, 4, 5), (6, 7, 8, 9)]))

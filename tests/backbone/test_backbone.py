@@ -20,13 +20,12 @@ from transformers import (
     FalconConfig,
     MambaConfig,
     PreTrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
 from support import family_configs
 from support.merged_models import fresh_model
-from support.tiny_models import random_model, tiny_config
+from support.tiny_models import random_model, tiny_config, tiny_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.backbone.devices import default_device, fastest_dtype, float64_device, has_device
@@ -136,10 +135,7 @@ FIRST, SECOND = "a" * 40, "b" * 40
 
 @pytest.fixture
 def hub(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tiny_model: Callable[[str, int], PreTrainedModel],
-    tiny_tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """A hub's cache, offline: a repository whose main branch has moved on to other weights."""
     repository = tmp_path / "models--owner--name"

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
-from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from support.tiny_models import tiny_config
+from support.tiny_models import tiny_config, tiny_model, word_tokenizer
 from umim_core.backbone import model_identity as identities
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
@@ -25,15 +24,13 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_one_changed_weight_changes_the_fingerprint(
-    tiny_model: Callable[[str, int], PreTrainedModel], name: str
-) -> None:
-    want = model_identity(tiny_model(name, 0)).fingerprint
-    assert model_identity(tiny_model(name, 0)).fingerprint == want
-    names = [key for key, _ in tiny_model(name, 0).named_parameters()]
+def test_one_changed_weight_changes_the_fingerprint(name: str) -> None:
+    want = model_identity(tiny_model(name)).fingerprint
+    assert model_identity(tiny_model(name)).fingerprint == want
+    names = [key for key, _ in tiny_model(name).named_parameters()]
     assert len(names) > 10
     for key in names:
-        model = tiny_model(name, 0)
+        model = tiny_model(name)
         with torch.no_grad():
             flat = model.get_parameter(key).view(-1)
             flat[flat.numel() // 2] += 0.1
@@ -51,9 +48,7 @@ def test_a_field_counts_where_the_code_that_may_read_it_is_not_known() -> None:
 WORDS = ["<eos>", "cat", "dog", "owl"]
 
 
-def test_tokenizers_of_one_size_with_other_vocabularies_or_pieces_differ(
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-) -> None:
+def test_tokenizers_of_one_size_with_other_vocabularies_or_pieces_differ() -> None:
     one, same = word_tokenizer(WORDS), word_tokenizer(WORDS)
     other, renamed = word_tokenizer(WORDS[::-1]), word_tokenizer([*WORDS[:3], "x"])
     state = json.loads(one.backend_tokenizer.to_str())
@@ -66,9 +61,7 @@ def test_tokenizers_of_one_size_with_other_vocabularies_or_pieces_differ(
     assert len({tokenizer_fingerprint(t) for t in (one, other, renamed, split)}) == 4
 
 
-def test_padding_truncation_and_use_leave_the_fingerprint_alone(
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast], tmp_path: Path
-) -> None:
+def test_padding_truncation_and_use_leave_the_fingerprint_alone(tmp_path: Path) -> None:
     tokenizer = word_tokenizer(WORDS)
     want = tokenizer_fingerprint(tokenizer)
     tokenizer(["cat", "dog owl"], padding=True, truncation=True, max_length=2)
@@ -80,9 +73,7 @@ def test_padding_truncation_and_use_leave_the_fingerprint_alone(
     assert tokenizer_fingerprint(tokenizer) != want
 
 
-def test_added_tokens_flagged_special_are_special_without_a_role(
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-) -> None:
+def test_added_tokens_flagged_special_are_special_without_a_role() -> None:
     tokenizer = word_tokenizer(WORDS)
     tokenizer.add_tokens([AddedToken("<|eot_id|>", special=True), AddedToken("plain")])
     marks = tokenizer.convert_tokens_to_ids(["<eos>", "<|eot_id|>"])

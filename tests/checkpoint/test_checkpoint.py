@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import Umim, console
 from support.merge_modules import FORMS, give_rows, module_of
 from support.merged_models import fresh_model, random_merged_model
 from support.pickle_bomb import PickleBomb
+from support.tiny_models import tiny_model, word_tokenizer
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
@@ -117,14 +117,11 @@ def test_holds_exactly_the_stable_files_and_no_backbone_weights(saved: Path) -> 
 
 @pytest.mark.parametrize("rules_know", [True, False])
 def test_another_vocabulary_of_the_same_size_and_another_architecture_are_refused(
-    tiny_llama: Backbone,
-    tiny_model: Callable[[str, int], PreTrainedModel],
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-    rules_know: bool,
+    tiny_llama: Backbone, rules_know: bool
 ) -> None:
     words = ["<eos>", *(f"w{i}" for i in range(1, 32))]
     words[3], words[4] = words[4], words[3]
-    other = wrap_backbone(tiny_model("llama", 0), word_tokenizer(words))
+    other = wrap_backbone(tiny_model(), word_tokenizer(words))
     assert other.fingerprint == tiny_llama.fingerprint
     known = {"tokenizer_fingerprint": tiny_llama.tokenizer_fingerprint} if rules_know else {}
     checkpoint = make(tiny_llama, **known)

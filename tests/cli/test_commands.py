@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from support.command_line import Umim, document
 from support.merged_models import fresh_model
 from support.ngram_oracle import rules_of_counts
 from support.servers import COMPLETIONS, HTTP, Served, piece
+from support.tiny_models import word_tokenizer
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.devices import fastest_dtype
@@ -407,9 +407,7 @@ def test_the_table_shows_orders_spans_and_the_reduction(umim: Umim, folder: Path
     assert "Token reduction 50.00% by 6 merged spans: 2-grams 66.7%, 3-grams 33.3%" in result.out
 
 
-def test_a_scan_lists_leaks_and_fails(
-    umim: Umim, folder: Path, word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast]
-) -> None:
+def test_a_scan_lists_leaks_and_fails(umim: Umim, folder: Path) -> None:
     text, scan = "write jane@corp.net", ("rules", "leaking", "--tokenizer", "words", "--scan")
     tokenizer = word_tokenizer(["<eos>", *text.split()])
     tokenizer.save_pretrained("words")

@@ -6,14 +6,15 @@ import io
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Umim
+from support.tiny_models import tiny_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -107,13 +108,12 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def chatty(
     tmp_path_factory: pytest.TempPathFactory,
-    tiny_model: Callable[[str, int], PreTrainedModel],
     tiny_tokenizer: PreTrainedTokenizerFast,
     tiny_umim: UMIM,
 ) -> Path:
     """A checkpoint whose backbone has a chat template and samples by its own settings."""
     folder = tmp_path_factory.mktemp("chatty")
-    model = tiny_model("llama", 0)
+    model = tiny_model()
     model.generation_config.update(do_sample=True, temperature=50.0)
     model.save_pretrained(folder / "backbone")
     tiny_tokenizer.save_pretrained(folder / "backbone")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase
 
 import numpy as np
 import pytest
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim, document
 from support.merged_models import fresh_model
 from support.ngram_oracle import grams_of
+from support.tiny_models import tiny_model, word_tokenizer
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.rules.damage_table import DamageTable
@@ -30,14 +29,10 @@ ROWS = 20
 
 
 @pytest.fixture(scope="module")
-def made(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_model: Callable[[str, int], PreTrainedModel],
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two checkpoints of the same rules, and text full of their spans; left alone."""
     folder = tmp_path_factory.mktemp("prune")
-    tiny_model("llama", 0).save_pretrained(folder / "model")
+    tiny_model().save_pretrained(folder / "model")
     word_tokenizer(WORDS).save_pretrained(folder / "model")
     backbone = load_backbone(str(folder / "model"))
     spans = [tuple(WORDS.index(word) for word in span.split()) for span in SPANS]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Umim, document
+from support.tiny_models import word_tokenizer
 from umim_core.traffic.requests import Left, Piece, read_requests
 
 SECRET = "w30 w31 sk-secret"
@@ -122,10 +121,7 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.fixture(scope="module")
-def words(
-    tmp_path_factory: pytest.TempPathFactory,
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-) -> Path:
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer of one-letter words and the word 7."""
     folder = tmp_path_factory.mktemp("words")
     word_tokenizer(["<eos>", "7", *ascii_lowercase]).save_pretrained(folder)
@@ -183,13 +179,7 @@ RAW_PARTS = (
 
 @pytest.mark.parametrize(("text", "role", "tokens", "saved"), RAW_PARTS)
 def test_what_calls_spell_and_answers_repeat_is_no_saving_as_it_never_merges(
-    umim: Umim,
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-    tmp_path: Path,
-    text: str,
-    role: str,
-    tokens: int,
-    saved: float,
+    umim: Umim, tmp_path: Path, text: str, role: str, tokens: int, saved: float
 ) -> None:
     word_tokenizer(["<eos>", *dict.fromkeys(text.split())]).save_pretrained(tmp_path / "words")
     (tmp_path / "a.jsonl").write_text("\n".join([text] * 20))

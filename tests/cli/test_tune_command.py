@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from string import ascii_lowercase
 
 import numpy as np
 import pytest
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import Umim, document
+from support.tiny_models import tiny_model, word_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.tuning.tune import ReplyScores
 
@@ -28,14 +27,10 @@ OPTIONS = (
 
 
 @pytest.fixture(scope="module")
-def backbone(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_model: Callable[[str, int], PreTrainedModel],
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-) -> Path:
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model of one-letter words and 7, with a chat template."""
     folder = tmp_path_factory.mktemp("backbone")
-    tiny_model("llama", 0).save_pretrained(folder)
+    tiny_model().save_pretrained(folder)
     tokenizer = word_tokenizer(["<eos>", "7", *ascii_lowercase, "A", "B", "C", "D"])
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from support.engine_matrix import families, log_probs_from_scratch, module_for, tiny_backbone
 from support.engine_matrix import random_rules as dense_rules
 from support.merged_models import placed
+from support.tiny_models import word_tokenizer
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import CorpusError, EvaluationError
@@ -236,11 +236,7 @@ def test_a_window_without_room_is_refused(length: int, context: int, lead: tuple
 
 
 @pytest.mark.parametrize(("context", "lead"), [(0, ()), (2, ()), (1, (0,))])
-def test_bytes_are_those_of_the_scored_text(
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-    context: int,
-    lead: tuple[int, ...],
-) -> None:
+def test_bytes_are_those_of_the_scored_text(context: int, lead: tuple[int, ...]) -> None:
     words = ["on", "mañana", "to", "été"]
     tokenizer = word_tokenizer(words)
     known = tokenizer.convert_tokens_to_ids(words)

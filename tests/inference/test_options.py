@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, TextStreamer
+from transformers import GenerationConfig, PreTrainedTokenizerFast, TextStreamer
 
 from support.engine_matrix import (
     CHEAP,
@@ -27,7 +27,7 @@ from support.engine_matrix import (
     settings,
 )
 from support.merged_models import fresh_model
-from support.tiny_models import SIZES
+from support.tiny_models import SIZES, tiny_model, word_tokenizer
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -146,11 +146,9 @@ def test_options_are_one_value_that_names_change(tiny_umim: UMIM) -> None:
 
 
 @pytest.fixture
-def umim(
-    tiny_model: Callable[[str, int], PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast
-) -> Iterator[UMIM]:
+def umim(tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[UMIM]:
     """Without rules; its generation_config may be changed; torch's generator is kept."""
-    backbone = wrap_backbone(tiny_model("llama", 0), tiny_tokenizer)
+    backbone = wrap_backbone(tiny_model(), tiny_tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield UMIM(backbone, Checkpoint.of(fresh_model(backbone, [])))
@@ -295,14 +293,11 @@ def test_leading_units_are_dropped_whole(tiny_llama: Backbone, positions: UnitPo
     assert output.ids[0] == umim.generate(kept, merge="all", max_new_tokens=NEW).ids[0]
 
 
-def test_a_bos_in_front_stays(
-    tiny_model: Callable[[str, int], PreTrainedModel],
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-) -> None:
+def test_a_bos_in_front_stays() -> None:
     tokenizer = word_tokenizer(["<eos>", *(f"w{i}" for i in range(1, BOS + 1))])
     tokenizer.bos_token = f"w{BOS}"
     ids = [BOS, *ids_of(150)]
-    output = with_rules(wrap_backbone(tiny_model("llama", 0), tokenizer)).generate(
+    output = with_rules(wrap_backbone(tiny_model(), tokenizer)).generate(
         ids, merge="none", max_new_tokens=NEW, overlong="truncate"
     )
     assert list(output.prompt_ids[0]) == [BOS, *ids[-ROOM + 1 :]]

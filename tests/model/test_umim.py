@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from support.merged_models import fresh_model
+from support.tiny_models import tiny_model, word_tokenizer
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -120,13 +120,10 @@ def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrain
 
 
 @pytest.fixture(scope="module")
-def starting(
-    tiny_model: Callable[[str, int], PreTrainedModel],
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-) -> UMIM:
+def starting() -> UMIM:
     tokenizer = with_template(word_tokenizer(VOCABULARY), "<s> $A")
     tokenizer.chat_template = TEMPLATE
-    backbone = wrap_backbone(tiny_model("llama", 0), tokenizer)
+    backbone = wrap_backbone(tiny_model(), tokenizer)
     return UMIM(backbone, Checkpoint.of(fresh_model(backbone, [(2, 3), (4, 5)], 0.2)))
 
 
@@ -171,11 +168,7 @@ def test_perplexity_is_that_of_the_evaluation_and_a_text_has_its_bos(
 @pytest.mark.parametrize(
     ("template", "leading"), [("<s> $A", [BOS]), ("<s> $A <eos>", [BOS]), ("$A <eos>", [])]
 )
-def test_leading_ids_are_what_a_tokenizer_puts_first(
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-    template: str,
-    leading: list[int],
-) -> None:
+def test_leading_ids_are_what_a_tokenizer_puts_first(template: str, leading: list[int]) -> None:
     assert leading_ids(with_template(word_tokenizer(VOCABULARY), template)) == leading
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from support.merged_models import fresh_model
 from support.ngram_oracle import filtered
+from support.tiny_models import tiny_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -123,7 +123,6 @@ def test_an_export_is_refused_without_printing_the_secret(pieces: PreTrainedToke
     [("refuse", LeakError, "e-mail"), ("allow", CheckpointError, "must name its backbone")],
 )
 def test_the_hub_gets_leaking_rules_only_when_told_so(
-    tiny_model: Callable[[str, int], PreTrainedModel],
     pieces: PreTrainedTokenizerFast,
     tmp_path_factory: pytest.TempPathFactory,
     policy: str,
@@ -131,7 +130,7 @@ def test_the_hub_gets_leaking_rules_only_when_told_so(
     message: str,
 ) -> None:
     here = str(tmp_path_factory.mktemp("backbone"))  # a path is refused last, offline
-    backbone = wrap_backbone(tiny_model("llama", 0), pieces, name=here)
+    backbone = wrap_backbone(tiny_model(), pieces, name=here)
     checkpoint = Checkpoint.of(fresh_model(backbone, RuleSet.from_spans(LEAKING)))
     with pytest.raises(error, match=message):
         UMIM(backbone, checkpoint).push_to_hub("owner/name", leaks=policy)

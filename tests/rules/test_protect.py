@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from support.tiny_models import word_tokenizer
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError
 from umim_core.rules.protect import NAMED_PATTERNS, protected_ids
@@ -17,7 +18,7 @@ VOCABULARY = ["<eos>", "a1", "2", "Bob", "bob", "x"]
 
 
 @pytest.fixture
-def tokenizer(word_tokenizer: Words) -> PreTrainedTokenizerFast:
+def tokenizer() -> PreTrainedTokenizerFast:
     return word_tokenizer(VOCABULARY)
 
 
@@ -40,7 +41,7 @@ def test_patterns_protect_the_tokens_they_match_and_the_special_ones(
     assert [VOCABULARY[i] for i in ids] == ["<eos>", *words]
 
 
-def test_a_special_token_is_protected_without_being_searched(word_tokenizer: Words) -> None:
+def test_a_special_token_is_protected_without_being_searched() -> None:
     assert protected_ids(word_tokenizer(["a", "<eos>"]), ["eos"]).tolist() == [1]
 
 

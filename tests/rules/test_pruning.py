@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support.damage_tables import ORIGIN, table_of
 from support.ngram_oracle import grams_of
+from support.tiny_models import word_tokenizer
 from umim_core.errors import ArtifactError, ConfigError, RuleSetError
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
@@ -68,9 +68,7 @@ def test_tokens_that_a_dropped_rule_frees_count_for_the_others() -> None:
 
 
 @pytest.fixture
-def numbered(
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-) -> PreTrainedTokenizerFast:
+def numbered() -> PreTrainedTokenizerFast:
     return word_tokenizer(["<eos>", "in", "1990", "of", "the", "a", "B2", "c", "d"])
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from support.merged_models import fresh_model
 from support.ngram_oracle import filtered
+from support.tiny_models import word_tokenizer
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -128,9 +128,7 @@ def test_the_table_has_the_stable_columns_sorted_by_order_and_ids(tmp_path: Path
     assert len(rows) == len(mined())
 
 
-def test_rules_of_another_tokenizer_are_refused(
-    tmp_path: Path, word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast]
-) -> None:
+def test_rules_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     own, other = (
         tokenizer_fingerprint(word_tokenizer(words))
         for words in (["<eos>", "cat", "dog"], ["<eos>", "dog", "cat"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from tokenizers.pre_tokenizers import Whitespace, WhitespaceSplit
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     BertConfig,
     BertForTokenClassification,
@@ -32,21 +32,24 @@ PLACES = 16  # positions of the classifier
 def word_backbone(family: str) -> Backbone:
     """A random backbone of 64 positions whose tokens are the words of ``WORDS``."""
     return wrap_backbone(
-        random_model(tiny_config(family)), word_tokenizer(WORDS, WhitespaceSplit(), WORDS[0])
+        random_model(tiny_config(family)), word_tokenizer(WORDS, unk_token=WORDS[0])
     )
 
 
 def word_classifier() -> TokenClassifier:
     """A random classifier of 16 positions that reads a full stop as a token of its own."""
     return TokenClassifier(
-        _bert(BertForTokenClassification), word_tokenizer(_PIECES, Whitespace(), _PIECES[0])
+        _bert(BertForTokenClassification),
+        word_tokenizer(_PIECES, Whitespace(), unk_token=_PIECES[0]),
     )
 
 
 def word_encoder(text_tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
     """A random encoder of 16 positions that sees both sides and has the classifier's tokens."""
     return TextEncoder(
-        _bert(BertModel), word_tokenizer(_PIECES, Whitespace(), _PIECES[0]), text_tokenizer
+        _bert(BertModel),
+        word_tokenizer(_PIECES, Whitespace(), unk_token=_PIECES[0]),
+        text_tokenizer,
     )
 
 

@@ -66,6 +66,11 @@ def random_model(
         return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
+def tiny_model(family: str = "llama", seed: int = 0) -> PreTrainedModel:
+    """Return a fresh model of a family whose texts end with id 0."""
+    return random_model(tiny_config(family, eos_token_id=0), seed)
+
+
 def random_backbone(
     family: str = "llama",
     dtype: torch.dtype = torch.float32,
@@ -104,12 +109,14 @@ def forwards_of(trunk: nn.Module) -> Iterator[list[tuple[int, ...]]]:
 
 
 def word_tokenizer(
-    words: Sequence[str], split: pre_tokenizers.PreTokenizer, unk_token: str, **special: str
+    words: Sequence[str], split: pre_tokenizers.PreTokenizer | None = None, **special: str
 ) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of whole words; ``<eos>`` is all special tokens, unless some are named."""
+    special = special or dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<eos>")
     vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words))}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unk_token))
-    backend.pre_tokenizer = split
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=unk_token, **special)
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=special["unk_token"]))
+    backend.pre_tokenizer = split or pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
 def byte_level_bpe(

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import tasks.stages.generate
 from support.dying import die_at
 from support.sites import here
+from support.tiny_models import tiny_model
 from support.training_processes import exit_codes, start_ranks
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import CorpusText, corpus_stage, split_tokens, tokenize_stage
@@ -69,12 +69,10 @@ def generate_until(rank: int, root: Path, corpus: str, place: str, number: int, 
 
 @pytest.fixture(scope="module")
 def corpus(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_model: Callable[[str, int], PreTrainedModel],
-    tiny_tokenizer: PreTrainedTokenizerBase,
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase
 ) -> GeneratedCorpus:
     folder = tmp_path_factory.mktemp("corpus")
-    return tiny_generated_corpus(folder, tiny_model("llama", 0), tiny_tokenizer)
+    return tiny_generated_corpus(folder, tiny_model(), tiny_tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +114,9 @@ def test_the_seed_decides_and_no_place(
 
 
 def test_shards_draw_numbers_of_their_own(
-    tiny_model: Callable[[str, int], PreTrainedModel],
-    tiny_tokenizer: PreTrainedTokenizerBase,
-    tmp_path: Path,
+    tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    model = tiny_model("llama", 0)
+    model = tiny_model()
     with torch.no_grad():  # every token is as likely as another, whatever was asked
         model.get_output_embeddings().weight.zero_()
     made = generate(tmp_path, tiny_generated_corpus(tmp_path, model, tiny_tokenizer))

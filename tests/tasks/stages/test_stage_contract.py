@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import tasks.stages
 from flows import parts
 from flows.adaptation_curves import measure_adaptation
+from support.tiny_models import tiny_model, word_tokenizer
 from support.tiny_table import write_questions
 from tasks.cluster.lease import ClusterLease
 from tasks.plan.planner import Planner
@@ -246,14 +246,9 @@ def identities(place: Path) -> dict[str, object]:
 
 
 @pytest.fixture
-def place(
-    tmp_path: Path,
-    tiny_checkpoint: Path,
-    tiny_model: Callable[[str, int], PreTrainedModel],
-    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
-) -> Path:
+def place(tmp_path: Path, tiny_checkpoint: Path) -> Path:
     """A backbone, a text, a checkpoint and rules on disk, to be changed."""
-    tiny_model("llama", 0).save_pretrained(tmp_path)
+    tiny_model().save_pretrained(tmp_path)
     word_tokenizer(["<eos>", *(f"w{i}" for i in range(1, 31)), "<end>"]).save_pretrained(tmp_path)
     shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     RuleSet.from_spans([(1, 2)]).save(tmp_path / "rules")
