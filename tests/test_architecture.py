@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.processes import output_of, run_command
-from support.source_tree import ROOT
+from support.processes import ROOT, output_of, run_command
 
 LAYERS = ("umim_core", "tasks", "flows", "benchmarks")
 # The rooms of a layer, lowest first: a file imports from its own room and from lower ones.

@@ -11,7 +11,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from flows.cli import app as flows_app
-from support.source_tree import ROOT
+from support.processes import ROOT
 from umim_core.cli.app import app as umim_app
 from umim_core.embedded.assets import embedded_path
 from umim_core.rules.ruleset import RuleSet

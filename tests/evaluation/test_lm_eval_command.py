@@ -20,8 +20,7 @@ from typing import Any
 
 import pytest
 
-from support.processes import run_command
-from support.source_tree import ROOT
+from support.processes import ROOT, run_command
 from umim_core.embedded.assets import embedded_path
 
 TARGET = "umim_core.evaluation.harness:UmimLM"

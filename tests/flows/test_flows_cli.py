@@ -20,8 +20,8 @@ from flows import pipeline_flows
 from flows.cli import _without_traceback, app
 from flows.launch import _called
 from flows.parts import plan
+from support.processes import ROOT
 from support.small_recipe import least_recipe
-from support.source_tree import ROOT
 from tasks.cluster.lease import ClusterLease
 from tasks.plan.planner import memory_of_cells
 from tasks.run.pipeline import PipelineRun

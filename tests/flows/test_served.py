@@ -22,10 +22,9 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from support.flow_runs import digests, wait_for_step
-from support.processes import output_of, run_command
+from support.processes import ROOT, output_of, run_command
 from support.servers import free_port
 from support.small_recipe import write_recipe
-from support.source_tree import ROOT
 from support.traces import Descendants
 from support.tracked_runs import runs_of
 from tasks.cluster.ray_cluster import require_loopback

@@ -14,11 +14,10 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from support.processes import run_command
+from support.processes import ROOT, run_command
 from support.ray_nodes import node
 from support.servers import free_port
 from support.small_recipe import write_recipe
-from support.source_tree import ROOT
 from umim_core.store.artifacts import directory_digest, read_json
 
 pytestmark = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.processes import run_command
-from support.source_tree import ROOT
+from support.processes import ROOT, output_of
 
 HUB = ROOT.parent / "shared" / "hub"
 ASSETS = ("*.json", "*.md", "*.npy", "*.parquet", "*.safetensors")
@@ -21,18 +19,16 @@ ASSETS = ("*.json", "*.md", "*.npy", "*.parquet", "*.safetensors")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "UMIM_MODELS": "/nonexistent"}
 
 
-def run(command: list[str | Path], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def run(*command: object, cwd: Path = ROOT) -> str:
     without = ("PYTHONPATH", "VIRTUAL_ENV")
-    done = run_command(*command, cwd=cwd, seconds=1800, without=without, **OFFLINE)
-    assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    return done
+    return output_of(*command, cwd=cwd, seconds=1800, without=without, **OFFLINE)
 
 
 def built(kind: str, out: Path) -> Path:
     """Return a wheel of the checkout, by the hook that pip calls; to pack it takes most time."""
     stored = "import zlib; zlib.Z_DEFAULT_COMPRESSION = zlib.Z_NO_COMPRESSION"
     code = f"{stored}; from hatchling.build import *; build_{kind}({str(out)!r})"
-    run([sys.executable, "-c", code])
+    run(sys.executable, "-c", code)
     (wheel,) = out.glob("umim-*-py3-none-any.whl")
     return wheel
 
@@ -84,11 +80,11 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
     pins = re.findall(r"^[A-Za-z0-9._-]+==\S+", lock, re.MULTILINE)
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(pins) + "\n", encoding="utf-8")
-    run([sys.executable, "-m", "venv", folder / "env"])
+    run(sys.executable, "-m", "venv", folder / "env")
     pip = [scripts / "python", "-m", "pip", "install", "--quiet", "--constraint", constraints]
-    run([*pip, "--requirement", ROOT / "requirements" / "torch.txt"])
+    run(*pip, "--requirement", ROOT / "requirements" / "torch.txt")
     torch = ["--constraint", ROOT / "requirements" / "torch.txt"]
-    run([*pip, *torch, f"{wheel}[eval]"], cwd=folder)
+    run(*pip, *torch, f"{wheel}[eval]", cwd=folder)
     yield scripts
 
 
@@ -96,20 +92,20 @@ def lm_eval(scripts: Path, *arguments: str) -> dict[str, float]:
     """Run the stock command from the local hub; return task -> accuracy from its table."""
     if not HUB.is_dir():
         pytest.skip("../shared/hub is absent: no local copy of the stock tasks")
-    done = run([scripts / "lm_eval", *arguments, "--limit", "50"], cwd=HUB)
-    rows = re.findall(r"\|\s*(\w+)\s*\|[^\n]*\|acc\s*\|[^|]*\|\s*([\d.]+)\|", done.stdout)
+    done = run(scripts / "lm_eval", *arguments, "--limit", "50", cwd=HUB)
+    rows = re.findall(r"\|\s*(\w+)\s*\|[^\n]*\|acc\s*\|[^|]*\|\s*([\d.]+)\|", done)
     return {task: float(value) for task, value in rows}
 
 
 @pytest.mark.full
 def test_clean_environment_imports_the_installed_library_without_orchestration(clean: Path) -> None:
-    run([clean / "python", "-m", "pip", "check"])
+    run(clean / "python", "-m", "pip", "check")
     code = "import umim_core, _umim_lm_eval, sys; print(umim_core.__file__, _umim_lm_eval.__file__)"
-    for file in run([clean / "python", "-c", code], cwd=clean).stdout.split():
+    for file in run(clean / "python", "-c", code, cwd=clean).split():
         assert Path(file).is_relative_to(clean.parent)
-    found = run([clean / "python", "-m", "pip", "list", "--format=freeze"]).stdout.lower()
+    found = run(clean / "python", "-m", "pip", "list", "--format=freeze").lower()
     assert not re.search(r"^(ray|prefect|mlflow|deepspeed)==", found, re.MULTILINE)
-    run([clean / "python", "-c", "from umim_core import UMIM"], cwd=clean)
+    run(clean / "python", "-c", "from umim_core import UMIM", cwd=clean)
 
 
 @pytest.mark.full
@@ -125,7 +121,7 @@ def test_built_in_models_still_work_and_agree_without_merging(clean: Path) -> No
         "from umim_core.embedded.assets import embedded_path;"
         "print(embedded_path('umim-docs-llama', 'backbone'))"
     )
-    backbone = run([clean / "python", "-c", code], cwd=clean).stdout.strip()
+    backbone = run(clean / "python", "-c", code, cwd=clean).strip()
     tasks = ("--tasks", "arc_easy,piqa")
     theirs = lm_eval(clean, "--model", "hf", "--model_args", f"pretrained={backbone}", *tasks)
     ours = lm_eval(clean, "--model", "umim", "--model_args", "merge=none", *tasks)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from benchmarks.engines import ENGINES
-from support.processes import output_of
-from support.source_tree import ROOT
+from support.processes import ROOT, output_of
 from umim_core.backbone.backbone import load_backbone
 from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.rules.ruleset import RuleSet

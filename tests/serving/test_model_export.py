@@ -23,8 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from benchmarks.cache_types import reply_all
 from benchmarks.engines import OPENVINO, SCRIPT, SERVERS
 from support.command_line import Umim, console, document, run_main
-from support.processes import output_of
-from support.source_tree import ROOT
+from support.processes import ROOT, output_of
 from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone

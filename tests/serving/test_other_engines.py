@@ -23,9 +23,8 @@ from benchmarks.engines import (
 )
 from benchmarks.subjects import CHECKPOINT, GENERAL
 from support.command_line import run_main
-from support.processes import output_of
+from support.processes import ROOT, output_of
 from support.servers import CHAT, Served
-from support.source_tree import ROOT
 from umim_core import UMIM
 from umim_core.model_sources.model_cache import model_fault
 from umim_core.model_sources.packaged_model import PACKAGED

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from support.processes import output_of
-from support.source_tree import ROOT
+from support.processes import ROOT, output_of
 from tasks.run.stage import Metrics, StageSpec, run_stage
 from umim_core.errors import LockError
 from umim_core.store.locking import VARIABLE, computing, directory_lock, lock_file, measuring

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from support.source_tree import ROOT
+from support.processes import ROOT
 from tasks.run.stage import STAGE_SCHEMA
 from umim_core.store.artifacts import MANIFEST, read_manifest
 

@@ -1,4 +1,4 @@
-"""Commands in processes of their own, and what they print."""
+"""The checkout; commands in processes of their own, and what they print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from support.source_tree import ROOT
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_command(

@@ -17,7 +17,7 @@ from typing import Any, Final
 import httpx
 from starlette.applications import Starlette
 
-from support.source_tree import ROOT
+from support.processes import ROOT
 from umim_core.serving.connections import BoundedServer, Connection
 
 CHATML: Final = """{% if tools %}<|im_start|>system

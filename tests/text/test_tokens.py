@@ -21,8 +21,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from support.pickle_bomb import PickleBomb, write_bomb
-from support.processes import output_of
-from support.source_tree import ROOT
+from support.processes import ROOT, output_of
 from support.token_artifacts import write_documents
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ArtifactError, ConfigError, CorpusError

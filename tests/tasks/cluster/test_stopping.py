@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.source_tree import ROOT
+from support.processes import ROOT
 
 SECONDS = 20.0  # on a machine that is busy with other tests
 HEAD = """

@@ -19,8 +19,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
-from support.processes import output_of
-from support.source_tree import ROOT
+from support.processes import ROOT, output_of
 from support.tiny_mining import OPTIONS, InProcess, NoCluster, TinyCorpus, titles
 from support.worker_kills import WorkerKiller
 from tasks.cluster.lease import ClusterLease

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from support.processes import ROOT
 from support.servers import free_port
-from support.source_tree import ROOT
 from tasks.run.prefect_runs import (
     _require_own_checkout,
     deploy,
