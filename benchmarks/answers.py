@@ -8,14 +8,8 @@ sentences (``chats``), questions on invented places behind two to five pages abo
 (``documents``). Everything follows from ``answers.yaml`` and a seed. Each half has tables, letters
 and pages of its own: what is chosen by the first half has not seen the second.
 
-The base model answers first; an answer is accepted if it holds one of the question's key words. Of
-the accepted ones a side keeps those that it answers with a key word, too; *same* are those whose
-whole greedy answer is the base model's.
-
-Every method of ``--methods`` is given the saving of the merged prompt: the share of its
-layer-tokens, TR (L - k) / L at merge depth k of L layers. Methods of the prompt drop as many tokens
-of what the user says, but for the last 16. Methods of the cache read the whole prompt and hold as
-many columns less from then on: they save cache alone.
+The base model answers first; the other sides answer what it answers with a key word. Every method
+of ``--methods`` is given the saving of the merged prompt.
 """
 
 from __future__ import annotations

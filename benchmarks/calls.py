@@ -8,12 +8,9 @@ the checkpoint must not have been trained on any of these. ``--after N`` leaves 
 each set, by whose lost calls something was chosen. Sides: the base model; schemas merged by
 the checkpoint's spans, by those of at least ``--shortest`` tokens and by those of at most four; and
 the base model with schemas that have no descriptions of parameters, that are written without white
-space, or that are cut behind as many tokens as merging leaves. A call counts if its function is
-right and its arguments are accepted values, as the leaderboard compares them. Besides: the share of
-the schemas' tokens that is saved, and, behind the prompt, nats a token of the right call as the
-base model writes calls, and the share of its tokens that both would say. All sides but the first
-two are asked ``--few`` of the questions, evenly spread; 0 leaves them out. ``--answers`` names a
-folder in which every side's answers stay, so that a killed run goes on.
+space, or that are cut behind as many tokens as merging leaves. All sides but the first two are
+asked ``--few`` of the questions, evenly spread; 0 leaves them out. ``--answers`` names a folder in
+which every side's answers stay, so that a killed run goes on.
 """
 
 from __future__ import annotations

@@ -3,12 +3,9 @@
     python -m benchmarks.ddp_vs_zero2 --out docs/results/ddp_vs_zero2.json
 
 Every side trains the same merge module on the same global batches, launched as the product
-launches it (Ray Train), one core per rank. Compared with one process over the joint batch: losses
-of the whole curve, the weights of the ranks; gradients are compared in the tests. Measured: seconds
-per step, optimiser state and peak memory per rank, bytes of a resume state.
-Gates: equal losses within the tolerance below; the optimiser state that ZeRO-2 holds per rank at
-two workers at most 0.8 of DDP's (moments are halved; with float32 weights its master copy is an
-extra).
+launches it (Ray Train), one core per rank. Losses of the whole curve are compared with those of one
+process over the joint batch, and the weights of the ranks; gradients are compared in the tests. Of
+DDP's optimiser state ZeRO-2 holds half the moments, and a master copy as an extra.
 """
 
 from __future__ import annotations

@@ -5,14 +5,9 @@
     python -m benchmarks.distill_step --on smollm2
 
 On the embedded backbone: first the loss alone, on random states of three shapes; then whole steps
-on text. All sides get the same input, and their losses and gradients are compared in the run.
-Memory is the growth of the peak of a process that computes one side once. Liger takes part where it
-is installed.
-
-On SmolLM2-135M: bfloat16 products, the same with weights cast for every product as autocast does by
-itself (equal bits are required), and float32. Bound: the step's products (teacher, student and its
-backward pass to the inputs, three with the head) at the best rate of the machine's own products of
-that data type. Gates: P3 and P8 of docs/performance.md. ``benchmarks.gpu`` has both on a GPU.
+on text. Liger takes part where it is installed. On SmolLM2-135M: steps in bfloat16, the same with
+weights cast for every product as autocast does by itself (equal bits are required), and in float32.
+Gates: P3 and P8 of docs/performance.md. ``benchmarks.gpu`` has both on a GPU.
 """
 
 from __future__ import annotations

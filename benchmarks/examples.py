@@ -2,9 +2,6 @@
 
     python -m benchmarks.examples --out docs/results/examples-smollm2.json
 
-Prompts of ours are continued greedily, and the first one is sampled with three seeds (top-p 0.9,
-temperature 0.8). UMIM merges prompt and generated tokens; ``[with respect to]`` is a merged span.
-
 The attention of the last layer, its mean over heads, is that of the first prompt, before and after
 merging on the same units: attention to the tokens of a span adds up, and the query of a span is its
 last token, where both paths predict the same next token. Every row still sums to 1. The cosine of

@@ -2,18 +2,14 @@
 
     python -m benchmarks.generated_texts --checkpoints NAME=DIR --text test.txt --out RESULT.json
 
-The paper's two tables of generated texts. Prompts are the first 100 tokens of held-out documents
-that have 200 or more: docstrings, or the lines of a text file. Every decoding runs without merging
-(the base model), with merged prompts, and with merged prompts and generated tokens. Up to 100
-tokens follow; an end-of-sequence token ends a text. Sampling is repeated with several seeds; greedy
-decoding draws nothing and is one run. ``--max-damage`` bounds what merges while decoding, for rules
-with prices; without it every rule merges.
+The paper's two tables of generated texts. Prompts are the beginnings of held-out documents:
+docstrings, or the lines of a text file. Every decoding runs without merging (the base model), with
+merged prompts, and with merged prompts and generated tokens. ``--max-damage`` bounds what merges
+while decoding, for rules with prices; without it every rule merges.
 
-n-grams are of token ids; Rep-n is a mean over texts, Dist-n pools all texts of a set. The
-perplexity is that of the generated tokens under the base model, given the prompt. Every text is
-compared with as many tokens as follow the prompt in its document: ROUGE, chrF, and with stand-in
-features (hidden states of the checkpoint's backbone) BERTScore and MAUVE, whose names say so: the
-published ones read other models.
+Every text is compared with as many tokens as follow the prompt in its document: ROUGE, chrF, and
+with stand-in features (hidden states of the checkpoint's backbone) BERTScore and MAUVE, whose names
+say so: the published ones read other models.
 
 Source: paper, "Generation Quality" (Rep-n, Dist-n, similarity); perplexity and cache figures are
 ours.

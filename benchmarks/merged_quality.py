@@ -2,10 +2,7 @@
 
     python -m benchmarks.merged_quality --checkpoints NAME=DIR ... --test FILES --out FILE.json
 
-Checkpoints share one backbone. *Saving* is the share of layer-tokens that nobody computes or keeps:
-TR (L - k) / L at merge depth k of L layers. Behind prompts the first half of a window is merged but
-for its last 16 tokens and the second half, all raw, is scored; truncation drops as many tokens of
-the first half as the checkpoint saves there.
+Checkpoints share one backbone.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ A checkpoint other than the small ones reads general English text (test split of
 ``../shared/data/general``; docstrings where that is absent).
 
 Sides: the base model's scores of the same rows; ours under rules of which none lies inside another,
-and under rules that do; and, for both, a listing as the paper prints it: one forward over the
-units, one more for every token hidden in a span, over what stands before it. Listing and ours are
+and under rules that do; and, for both, a listing as the paper prints it. Listing and ours are
 compared token by token. Gates: P5 of docs/performance.md.
 """
 

@@ -3,13 +3,10 @@
     python -m benchmarks.preference_step --out docs/results/preference_step.json
     python -m benchmarks.preference_step --checkpoints umim-docs-gpt2 --questions 4 --rounds 3
 
-A step is the loss of a batch of questions and its gradient by the merge module's weights, float32.
 Ours packs a question into one row, [context | y+ | y- ...]; the other side gives every answer a row
 with the context in front, plain causal attention and no mask. Contexts and answers are held-out
-text, cut to length; contexts are merged by the checkpoint's rules on both sides. Reference scores
-are those of the base model, computed before. Losses and gradients are compared in the run.
-Columns are the bound of what packing can give; operations are those of the blocks' and the head's
-products, of which packing saves none of the head's. Gates: P6 of docs/performance.md.
+text, cut to length. Reference scores are those of the base model, computed before. Gates: P6 of
+docs/performance.md.
 """
 
 from __future__ import annotations

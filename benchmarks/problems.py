@@ -3,11 +3,9 @@
     python -m benchmarks.problems --checkpoint DIR --humaneval FILE --gsm8k FILE --out FILE.json
 
 ``--humaneval`` and ``--gsm8k`` are the published files (HumanEval.jsonl, test.jsonl), of which the
-first ``--most`` problems are read. The base model, merged prompts with 16 raw tokens at their end,
-and truncation to the same saving answer each once. A function counts if its tests pass in the
-sandbox; a word problem if the number behind the first "answer is", or else the last number, is the
-right one. By each ``--target-tr`` of a text the checkpoint merges with its cheapest spans alone;
-what they save of these prompts is in the results. ``--answers`` names a folder in which answers
+first ``--most`` problems are read. The tests of a function run in the sandbox; the number of a word
+problem is that behind the first "answer is", or else the last. By each ``--target-tr`` of a text
+the checkpoint merges with its cheapest spans alone. ``--answers`` names a folder in which answers
 stay, so that a killed run goes on.
 """
 

@@ -89,7 +89,8 @@ def parse(
 ) -> argparse.Namespace:
     """Read a command line; an option is its type, its default, a list, choices, or argparse's."""
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=doc, formatter_class=formatter)
+    pages = "How it is measured and judged stands on its page: docs/make/templates."
+    parser = argparse.ArgumentParser(description=doc, epilog=pages, formatter_class=formatter)
     for name, value in options.items():
         settings: dict[str, Any] = {"type": type(value), "default": value}
         if isinstance(value, type):
