@@ -30,6 +30,7 @@ from tasks.training.strategies import make_strategy
 from tasks.training.train_worker import launch_worker
 from umim_core.config.recipe import ClusterConfig, DistillConfig, TrainConfig
 from umim_core.config.rule_options import RuleOptions
+from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.store.arrays import save_array
 from umim_core.store.artifacts import read_json, sha256_bytes, write_json
 from umim_core.store.publication import STATE
@@ -102,8 +103,8 @@ def prepare(ids: NDArray[np.integer], folder: Path, options: argparse.Namespace)
     """Write ``rules`` of all ids [T], and the first ids as ``train.npy`` and ``valid.npy``."""
     length, wanted = options.length, options.segments + options.valid_segments
     whole = len(ids) // length
-    if whole < wanted:
-        raise SystemExit(f"{wanted} segments of {length} tokens are needed; the ids hold {whole}")
+    rule = f"the ids must hold {wanted} segments of {length} tokens"
+    require(whole >= wanted, CorpusError, rule, f"{whole} segments")
     flat = np.array(ids[: whole * length], dtype=np.int32)
     borders = segment_borders(len(flat), length)
     rules = mined_rules(flat, borders, RuleOptions(tau=options.tau))
@@ -195,8 +196,9 @@ def gates(report: Report) -> Gates:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    if options.steps <= WARM_UP or options.batch_size % 2:
-        raise SystemExit(f"--steps must be above {WARM_UP} and --batch-size even")
+    rule = f"--steps must be above {WARM_UP} and --batch-size even"
+    fits = options.steps > WARM_UP and options.batch_size % 2 == 0
+    require(fits, ConfigError, rule, (options.steps, options.batch_size))
     config = DistillConfig(
         max_steps=options.steps,
         max_epochs=1000,

@@ -32,6 +32,7 @@ import psutil
 
 from benchmarks.runner import Benchmark, Gates, Report, save, spread
 from benchmarks.subjects import CHECKPOINT, GENERAL
+from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.model.umim import UMIM
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.text.chat_parts import encode_parts, write_chat
@@ -174,16 +175,13 @@ class Prompt(NamedTuple):
 
 def read_chats(count: int, kinds: Sequence[str] = ("wiki", "web")) -> Iterator[Chat]:
     """Give chats of one question about one held-out document each, kinds in turn."""
-    if not GENERAL.is_dir():
-        raise SystemExit(f"the chats are of {GENERAL}, which is absent")
     files = [GENERAL / f"{kind}-test.jsonl.gz" for kind in kinds]
     texts = [iter_documents(JsonLines(paths=(str(file),))) for file in files]
     for number in range(count):
         length = _CHARACTERS[number % len(_CHARACTERS)]
         document = next((t for t in texts[number % len(texts)] if len(t) >= length), None)
-        if document is None:
-            name = files[number % len(files)].name
-            raise SystemExit(f"{name} has too few long documents for {count} chats")
+        rule = f"{files[number % len(files)]} must hold enough long documents for {count} chats"
+        require(document is not None, CorpusError, rule, f"too few of {length} characters")
         yield [{"role": "user", "content": f"{document[:length]}\n\n{_QUESTION}"}]
 
 
@@ -273,11 +271,12 @@ def about(name: str, label: str) -> Report:
 def run(options: argparse.Namespace, report: Report) -> None:
     servers = {n: e for n, e in SERVERS.items() if n in options.only and e.program.exists()}
     openvino = "openvino" in options.only and OPENVINO.exists()
-    if not servers and not openvino:
-        names = ", ".join(options.only)
-        raise SystemExit(f"none of {names} is installed in {ENGINES}: see tools/engine.sh")
-    if openvino and options.export_half is None:
-        raise SystemExit("OpenVINO needs --export-half, an export in float16")
+    rule, names = f"an engine must be installed in {ENGINES}", ", ".join(options.only)
+    require(
+        bool(servers) or openvino, ConfigError, rule, f"none of {names}", "See tools/engine.sh."
+    )
+    halves = not openvino or options.export_half is not None
+    require(halves, ConfigError, "OpenVINO needs --export-half, an export in float16", "none")
     chats = list(read_chats(options.pairs))
     umim, merger = with_spans(options.checkpoint, options.export), PromptMerger.load(options.export)
     prompts = [prompt_of(chat, umim, merger) for chat in chats]

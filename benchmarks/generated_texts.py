@@ -36,7 +36,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.cli.shared_options import text_of
 from umim_core.config.form import Merge
 from umim_core.embedded.assets import embedded_names
-from umim_core.errors import MissingExtraError
+from umim_core.errors import CorpusError, MissingExtraError, require
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.text_metrics import BERTSCORE, TextFeatures, chrf, greedy_bertscore, rouge
 from umim_core.inference.choice import end_ids
@@ -88,8 +88,8 @@ def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) ->
     tokenizer = umim.backbone.require_tokenizer()
     pieces = tokenize_parts(((text, True) for text in texts), tokenizer)
     long = [ids for ids, _ in pieces if len(ids) >= length]
-    if len(long) < count:
-        raise SystemExit(f"only {len(long)} documents have {length} tokens, {count} are wanted")
+    rule = f"{count} documents must have {length} tokens"
+    require(len(long) >= count, CorpusError, rule, len(long))
     chosen = np.linspace(0, len(long) - 1, count).astype(np.int64)
     return [long[index][:length].astype(np.int64) for index in chosen]
 

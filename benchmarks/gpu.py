@@ -65,7 +65,7 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.config.form import ModuleForm
-from umim_core.errors import UmimError
+from umim_core.errors import ConfigError, UmimError, require
 from umim_core.inference.batch import Batch
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
@@ -371,8 +371,8 @@ def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str)
 
 def measure(options: argparse.Namespace, report: Report) -> None:
     sizes = TINY if options.tiny else Sizes()
-    if not options.tiny and not torch.cuda.is_available():
-        raise SystemExit("this needs a GPU, and torch sees none; --tiny runs on the processor")
+    rule, remedy = "torch must see a GPU", "Use --tiny, which runs on the processor."
+    require(options.tiny or torch.cuda.is_available(), ConfigError, rule, "none", remedy)
     device = torch.device("cpu" if options.tiny else "cuda")
     run = Run(report, options.out, options.tiny)
     peaks = [measure_peak(device, dtype) for dtype in (torch.bfloat16, torch.float32)]

@@ -21,6 +21,7 @@ from benchmarks.runner import Benchmark, Report, device_name, named, tell
 from umim_core import UMIM
 from umim_core.baselines.methods import TargetReduction
 from umim_core.baselines.truncation import Truncation
+from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import PerplexityResult, perplexity, second_half_perplexity
 from umim_core.evaluation.rule_damage import text_digest
@@ -38,8 +39,8 @@ def read_rows(
     """Return the name of the test text, and rows that are evenly spread over it."""
     names, files = zip(*map(named, options.test), strict=True)
     rows = segment_rows(first_ids(source_of(files), tokenizer, options.tokens), options.window)
-    if options.rows > len(rows):
-        raise SystemExit(f"there are {len(rows)} rows of {options.window} tokens")
+    rule = f"the text must have {options.rows} rows of {options.window} tokens"
+    require(len(rows) >= options.rows, CorpusError, rule, len(rows))
     chosen = rows[spread_rows(len(rows), options.rows)]
     check_known(int(chosen.max()), tokenizer)
     return ", ".join(dict.fromkeys(names)), list(chosen.astype(np.int64))
@@ -51,8 +52,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
         name: getattr(options, name) for name in ("backbone", "dtype", "device")
     }
     for name, where in map(named, options.checkpoints):
-        if name in models:
-            raise SystemExit(f"every checkpoint needs a name of its own, not {name} twice")
+        rule = "every checkpoint must have a name of its own"
+        require(name not in models, ConfigError, rule, f"{name} twice", "Say NAME=PATH.")
         models[name] = UMIM.from_pretrained(where, budget=options.budget, **load_options)
         load_options = {"backbone": models[name].backbone}
     first = next(iter(models.values()))

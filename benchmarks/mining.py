@@ -39,6 +39,7 @@ from benchmarks.runner import (
 )
 from benchmarks.subjects import CORPUS_OPTIONS, SEGMENT, ids_file, open_ids, whole_segments
 from umim_core.config.rule_options import RuleOptions
+from umim_core.errors import CorpusError, require
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.mining_memory import mining_memory, sample_shares
 from umim_core.rules.grams import MAX_LONGEST, ORDERS, NgramCounts
@@ -147,8 +148,8 @@ def make_sides(ids: NDArray[np.integer], tau: int) -> dict[str, Side]:
     """Return all sides, on ids in whole segments [T]."""
     rows = np.array(ids, dtype=np.int32).reshape(-1, SEGMENT)
     bits = max(1, int(rows.max()).bit_length())
-    if bits > MAX_BITS:
-        raise SystemExit(f"the peers' keys hold ids below {1 << MAX_BITS}, not {rows.max()}")
+    rule = f"the peers' keys hold ids below {1 << MAX_BITS}"
+    require(bits <= MAX_BITS, CorpusError, rule, int(rows.max()))
 
     def of_counts(counts: NgramCounts) -> Grams:
         return {n: (packed(counts.ids(n), n, bits), counts.support[n]) for n in ORDERS}
