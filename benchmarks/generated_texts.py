@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +54,7 @@ MERGES: Final[tuple[Merge, ...]] = ("none", "prompt", "all")
 REDUCTIONS: Final = ("token_reduction", "gen_kv_reduction", "cumulative_kv_reduction")
 MAUVE: Final = "mauve_stand_in_features"
 FEWEST_TEXTS: Final = 20  # of MAUVE: two clusters of ten, the library's own least
+Similarities = dict[str, tuple[float, ...]]  # of each text, by figure
 _SEED: Final = 25  # of the clusters' first centres; the library's own
 _BATCH: Final = 16
 
@@ -94,23 +94,16 @@ def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) ->
     return [long[index][:length].astype(np.int64) for index in chosen]
 
 
-@dataclass(frozen=True)
-class GenerationQuality:
-    """Figures of one set of generated texts by name, and similarities of each text.
-
-    ``rep_N`` and ``dist_N`` are NaN if no text has N tokens, MAUVE is of the texts that are not
-    empty, NaN of fewer than ``FEWEST_TEXTS``; reductions and ``by_text`` count as means over texts.
-    ``by_text`` has the kinds of ROUGE, chrF (0..1) and BERTScore's F1 to the text's continuation;
-    an empty text has 0.
-    """
-
-    figures: dict[str, float]
-    by_text: dict[str, tuple[float, ...]]
-
-
 def generation_quality(
     rows: Sequence[Row], backbone: Backbone, references: Sequence[str], features: TextFeatures
-) -> GenerationQuality:
+) -> tuple[dict[str, float], Similarities]:
+    """Return figures of one set of generated texts by name, and similarities of each text.
+
+    ``rep_N`` and ``dist_N`` are NaN if no text has N tokens, MAUVE is of the texts that are not
+    empty, NaN of fewer than ``FEWEST_TEXTS``; reductions and similarities count as means over
+    texts. These are the kinds of ROUGE, chrF (0..1) and BERTScore's F1 to the text's continuation;
+    an empty text has 0.
+    """
     texts = [row.ids for row in rows]
     whole = [np.array([*row.prompt_ids, *row.ids], dtype=np.int64) for row in rows]
     prompts = [len(row.prompt_ids) for row in rows]
@@ -126,7 +119,7 @@ def generation_quality(
         **{name: _mean(values) for name, values in by_text.items()},
         MAUVE: near,
     }
-    return GenerationQuality(figures, by_text)
+    return figures, by_text
 
 
 def repetition(texts: Sequence[Sequence[int]], n: int) -> float:
@@ -175,7 +168,7 @@ def mauve_library() -> Any:
 
 def reference_similarity(
     texts: Sequence[str], references: Sequence[str], features: TextFeatures
-) -> tuple[dict[str, tuple[float, ...]], float]:
+) -> tuple[Similarities, float]:
     """Compare texts with the continuations of their prompts, one by one, and by MAUVE as sets."""
     states = features.of_tokens(texts), features.of_tokens(references)
     rows = [
@@ -192,11 +185,11 @@ def reference_similarity(
     return {name: tuple(row[name] for row in rows) for name in rows[0]}, near
 
 
-def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float | None]]:
+def over_seeds(runs: Sequence[dict[str, float]]) -> dict[str, dict[str, float | None]]:
     """Return mean and sample standard deviation of every figure; no deviation of one run."""
     summary = {}
-    for name in runs[0].figures:
-        values = [run.figures[name] for run in runs]
+    for name in runs[0]:
+        values = [run[name] for run in runs]
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
         summary[name] = {
             "mean": finite_or_none(float(np.mean(values))),
@@ -205,12 +198,9 @@ def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float |
     return summary
 
 
-def by_prompt(runs: Sequence[GenerationQuality]) -> dict[str, list[float]]:
+def by_prompt(runs: Sequence[Similarities]) -> dict[str, list[float]]:
     """Return the similarity to its reference of every prompt's text by figure, mean over seeds."""
-    return {
-        name: np.mean([run.by_text[name] for run in runs], axis=0).tolist()
-        for name in runs[0].by_text
-    }
+    return {name: np.mean([run[name] for run in runs], axis=0).tolist() for name in runs[0]}
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
@@ -241,8 +231,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
             seeds = range(options.seeds if DECODINGS[decoding]["do_sample"] else 1)
             made = (generate(umim, prompts, decoding, merge, seed, options) for seed in seeds)
             runs = [generation_quality(written, umim.backbone, rest, own) for written in made]
+            figures, by_text = zip(*runs, strict=True)
             row: Report = {"decoding": decoding, "merge": merge, "runs": len(runs)}
-            row |= {"metrics": over_seeds(runs), "by_prompt": by_prompt(runs)}
+            row |= {"metrics": over_seeds(figures), "by_prompt": by_prompt(by_text)}
             if merge != MERGES[0]:
                 base = rows[-MERGES.index(merge)]["by_prompt"]
                 row["differences"] = {

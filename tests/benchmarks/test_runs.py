@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import generated_texts, positions
-from benchmarks.generated_texts import MERGES, GenerationQuality, over_seeds
+from benchmarks.generated_texts import MERGES, over_seeds
 from benchmarks.runner import Benchmark, Report
 from benchmarks.subjects import SEGMENT
 from docs.make.results import benchmark_page, documents_of
@@ -167,9 +167,9 @@ def test_every_kind_has_its_figures_its_page_and_the_picture(tmp_path: Path) -> 
 
 
 def test_mean_and_deviation_are_over_seeds_and_null_where_undefined() -> None:
-    several = over_seeds([GenerationQuality({"ppl": ppl}, {}) for ppl in (8.0, 10.0, 12.0)])
+    several = over_seeds([{"ppl": ppl} for ppl in (8.0, 10.0, 12.0)])
     assert several["ppl"] == {"mean": 10.0, "std": 2.0}
-    alone = over_seeds([GenerationQuality({"dist_1": float("nan"), "ppl": 8.0}, {})])
+    alone = over_seeds([{"dist_1": float("nan"), "ppl": 8.0}])
     assert alone == {"dist_1": {"mean": None, "std": None}, "ppl": {"mean": 8.0, "std": None}}
 
 

@@ -224,7 +224,7 @@ def test_a_set_is_measured_from_its_rows(tiny_llama: Backbone) -> None:
         "cumulative_kv_tr": pytest.approx(1 - 8 / 10),
     }
     references = [tiny_llama.decode(list(ids)) for ids in ID_TEXTS]
-    found = generation_quality(rows, tiny_llama, references, TextFeatures(tiny_llama)).figures
+    found, _ = generation_quality(rows, tiny_llama, references, TextFeatures(tiny_llama))
     assert found["token_reduction"] == pytest.approx((1 / 3 + 0 + 1 / 2) / 3)
     assert found["gen_kv_reduction"] == pytest.approx((1 / 2 + 0 + 0) / 3)
     assert found["cumulative_kv_reduction"] == pytest.approx((1 - 5 / 10) / 3)
