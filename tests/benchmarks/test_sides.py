@@ -22,8 +22,8 @@ from benchmarks.runner import Report, points
 from benchmarks.subjects import SEGMENT, Subject, random_subject
 from docs.make.results import benchmark_page
 from support.merge_modules import module_of
+from support.ngram_oracle import units_of
 from support.tiny_models import tiny_config
-from support.unit_counts import units_of
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import Text

@@ -13,7 +13,7 @@ import pytest
 from lm_eval import evaluator
 from lm_eval.api.model import LM, CachingLM
 
-from support.unit_counts import read_spans, units_of
+from support.ngram_oracle import read_spans, units_of
 from tests.evaluation.conftest import task_config
 from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM

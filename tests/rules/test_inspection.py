@@ -12,8 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.ngram_oracle import flat, rules_of_counts
-from support.unit_counts import units_of
+from support.ngram_oracle import flat, rules_of_counts, units_of
 from umim_core.merging.module import MergeModule
 from umim_core.rules.inspection import (
     Rule,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.unit_counts import units_of
+from support.ngram_oracle import units_of
 from umim_core.errors import CorpusError
 from umim_core.rules.matcher import Matcher, SuffixMatcher
 from umim_core.rules.ruleset import RuleSet

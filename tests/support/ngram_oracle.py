@@ -1,17 +1,19 @@
-"""Oracle of n-gram counting by ``collections.Counter``, and corpora for its tests."""
+"""Oracles of n-gram counting, by ``collections.Counter``, and of matching, by a loop; corpora."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from umim_core.config.rule_options import RuleOptions
 from umim_core.mining import counting
-from umim_core.rules.grams import LONGEST, NgramCounts, orders_to
+from umim_core.rules.grams import LONGEST, MAX_LONGEST, NgramCounts, orders_to
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 
 Gram = tuple[int, ...]
@@ -106,3 +108,18 @@ def filtered(counts: NgramCounts, **options: object) -> RuleSet:
     """Make rules of all that was counted, or as the options say."""
     asked = {"tau": counts.tau, "segment_length": None, **options}
     return RuleSet.from_counts(counts, RuleOrigin(options=RuleOptions.model_validate(asked)))
+
+
+def read_spans(rules: Path) -> set[Gram]:
+    return {tuple(ids) for ids in pq.read_table(rules / "rules.parquet")["ids"].to_pylist()}
+
+
+def units_of(ids: Sequence[int], spans: Container[Gram]) -> list[tuple[int, int]]:
+    """Units (start, tokens) of a text: left to right, the longest rule first, else one token."""
+    units, place = [], 0
+    while place < len(ids):
+        most = min(MAX_LONGEST, len(ids) - place)
+        fitting = [n for n in range(2, most + 1) if tuple(ids[place : place + n]) in spans]
+        units.append((place, max(fitting, default=1)))
+        place += units[-1][1]
+    return units

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import psutil
 from transformers import PreTrainedTokenizerBase
 
 from support.ngram_oracle import Grams, cut, oracle
@@ -83,17 +82,6 @@ class TinyCorpus:
     def grams(self) -> Grams:
         """Count the n-grams that reach tau, without ``<eos>``, one by one."""
         return oracle(cut(self.ids, LENGTH), TAU, frozenset({0}))
-
-
-def titles(parent: psutil.Process) -> dict[psutil.Process, str]:
-    """Return what the processes below one call themselves."""
-    found: dict[psutil.Process, str] = {}
-    for process in parent.children(recursive=True):
-        try:
-            found[process] = " ".join(process.cmdline())
-        except psutil.Error:
-            continue
-    return found
 
 
 class NoCluster(ClusterLease):

@@ -14,7 +14,7 @@ from typing import Any
 
 import tasks.stages.mine
 from flows import parts
-from support.dying import die_at
+from support.kills import die_at
 from support.tiny_mining import InProcess, NoCluster
 from support.tiny_models import random_model, tiny_config
 from tasks.cluster.lease import ClusterLease

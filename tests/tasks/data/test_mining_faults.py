@@ -19,9 +19,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
+from support.kills import WorkerKiller, titles
 from support.processes import ROOT, output_of
-from support.tiny_mining import OPTIONS, InProcess, NoCluster, TinyCorpus, titles
-from support.worker_kills import WorkerKiller
+from support.tiny_mining import OPTIONS, InProcess, NoCluster, TinyCorpus
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from umim_core.config.recipe import ClusterConfig
@@ -65,7 +65,8 @@ import psutil
 from ray.cluster_utils import Cluster
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
-from support.tiny_mining import TinyCorpus, titles
+from support.kills import titles
+from support.tiny_mining import TinyCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError
 
@@ -185,7 +186,6 @@ def test_workers_that_always_die_end_in_a_typed_error(
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from support.dying import die_at
 from tasks.cluster.lease import ClusterLease
 from tasks.run.site import Site
 from tasks.run.stage import Artifact

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from support.worker_kills import WorkerKiller
+from support.kills import WorkerKiller
 from tasks.cluster.lease import ClusterLease
 from tasks.data.tokenizing import (
     Tokenized,

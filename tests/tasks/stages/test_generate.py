@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import tasks.stages.generate
-from support.dying import die_at
+from support.kills import die_at
 from support.sites import here
 from support.tiny_models import tiny_model
 from support.training_processes import exit_codes, start_ranks

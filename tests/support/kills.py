@@ -1,15 +1,49 @@
-"""Workers of this process's Ray cluster, killed while they are busy."""
+"""Processes that kill themselves at a call of some function; workers killed while they are busy."""
 
 from __future__ import annotations
 
+import importlib
+import os
 import random
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import psutil
 
-from support.tiny_mining import titles
+
+def die_at(place: str, number: int, when: str) -> None:
+    """Have this process kill itself ``before`` or ``after`` a call, from 1, of ``module.function``.
+
+    Whoever looks the function up there from now on gets the deadly one.
+    """
+    module, _, name = place.rpartition(".")
+    owner, calls = importlib.import_module(module), [0]
+    call = getattr(owner, name)
+
+    def dying(*args: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if (calls[0], when) == (number, "before"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = call(*args, **named)
+        if calls[0] == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(owner, name, dying)
+
+
+def titles(parent: psutil.Process) -> dict[psutil.Process, str]:
+    """Return what the processes below one call themselves."""
+    found: dict[psutil.Process, str] = {}
+    for process in parent.children(recursive=True):
+        try:
+            found[process] = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
 
 
 class WorkerKiller:
