@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from support.engine_matrix import families, from_scratch, module_for, tiny_backbone
-from support.family_configs import EXACT
+from support.engine_matrix import build, from_scratch, module_for
 from support.merged_models import placed
 from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError, NumericalError
@@ -142,8 +141,7 @@ FLAT = [(1, 2, 3, 4), (5, 6, 7), (8, 9), (3, 1, 3, 1, 3, 1)]
 
 def model_of(spans: list[tuple[int, ...]], family: str = "llama") -> MergedModel:
     """A random model; a head of ``phi`` adds a bias, here one that is not zero."""
-    config = EXACT["phi"]() if family == "phi" else families(64)[family]()
-    backbone = tiny_backbone(config, VOCAB, torch.float64, "sdpa")
+    backbone = build(family, vocab_size=VOCAB, max_position_embeddings=64)
     if backbone.head_bias is not None:
         with torch.no_grad():
             backbone.head_bias.copy_(torch.linspace(-2.0, 2.0, VOCAB))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from support.engine_matrix import families, log_probs_from_scratch, module_for, tiny_backbone
+from support.engine_matrix import FAMILIES, log_probs_from_scratch, module_for
+from support.engine_matrix import build as any_backbone
 from support.engine_matrix import random_rules as dense_rules
 from support.merged_models import placed
 from support.tiny_models import word_tokenizer
@@ -28,7 +30,8 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 VOCAB = 9
-CONFIGS = {name: config for name, config in families(64).items() if name != "gpt2-untied"}
+BACKBONES = tuple(name for name in FAMILIES if name != "gpt2-untied")
+build = partial(any_backbone, vocab_size=VOCAB, max_position_embeddings=64)
 # transformers computes GPT-Neo's scores, and the softmax of Llama-like eager attention, in float32.
 MATRIX = [
     pytest.param(
@@ -41,7 +44,7 @@ MATRIX = [
         marks=[] if dtype == torch.float64 or name in ("llama", "gpt-neo") else pytest.mark.full,
     )
     for name, attention, exact in (
-        *((name, "sdpa", True) for name in CONFIGS if name != "gpt-neo"),
+        *((name, "sdpa", True) for name in BACKBONES if name != "gpt-neo"),
         ("gpt2", "eager", True),
         ("llama", "eager", False),
         ("gpt-neo", "eager", False),
@@ -49,10 +52,6 @@ MATRIX = [
     for dtype, tolerance in ((torch.float64, 1e-10 if exact else 1e-5), (torch.float32, 1e-5))
 ]
 MATRIX += [("llama", torch.float64, "sdpa", 1e-10, longest) for longest in (9, 16)]
-
-
-def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> Backbone:
-    return tiny_backbone(CONFIGS[name](), VOCAB, dtype, attention)
 
 
 def random_rules(seed: int = 0, longest: int = 4) -> Matcher:
@@ -136,7 +135,7 @@ def test_without_nested_rules_every_target_equals_the_papers_listing() -> None:
     assert max(abs(ours[t - 1].item() - score) for t, score in nested.items()) > 1e-4
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("name", BACKBONES)
 def test_without_rules_the_base_model_scores_plain_text(name: str) -> None:
     backbone, rows = build(name, attention="eager"), random_rows()
     base = token_log_probs(rows, MergedModel.without_merging(backbone))

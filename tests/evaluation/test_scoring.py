@@ -12,7 +12,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
-from support.engine_matrix import families, module_for, tiny_backbone
+from support.engine_matrix import build, module_for
 from support.merged_models import fresh_model, placed
 from support.ngram_oracle import filtered
 from support.tiny_models import random_backbone
@@ -247,7 +247,7 @@ def test_scores_are_likelihoods_that_add_up_to_1(
     llama, gpt2 = (
         placed(MergedModel(backbone, module_for(backbone, 5), Matcher(rules)), unit_positions)
         for backbone in (
-            tiny_backbone(families(POSITIONS)[name](), VOCAB, torch.float64, "sdpa")
+            build(name, vocab_size=VOCAB, max_position_embeddings=POSITIONS)
             for name in ("llama", "gpt2")
         )
     )

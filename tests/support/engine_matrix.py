@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig
 
 from support.merged_models import placed
-from support.tiny_models import random_model, tiny_config
-from umim_core.backbone.backbone import Backbone, wrap_backbone
+from support.tiny_models import random_backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
@@ -31,33 +31,21 @@ from umim_core.rules.ruleset import RuleSet
 VOCAB = 11
 
 
-def families(positions: int) -> dict[str, Callable[[], PreTrainedConfig]]:
-    """Configurations of every supported family, by name, with so many positions."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": positions}
-    tied = {"tie_word_embeddings": True}
-    chosen: dict[str, dict[str, bool]] = {
-        "llama": {}, "llama-tied": tied, "qwen2": {}, "mistral": {}, "gpt2": {},
-        "gpt2-untied": {"tie_word_embeddings": False}, "gpt-neo": {}, "gpt-neox": {},
-    }  # fmt: skip
-    return {
-        name: partial(tiny_config, re.sub("-(un)?tied", "", name), **sizes, **own)
-        for name, own in chosen.items()
-    }
+FAMILIES = (
+    "llama", "llama-tied", "qwen2", "mistral", "gpt2", "gpt2-untied", "gpt-neo", "gpt-neox"
+)  # fmt: skip
 
 
-CONFIGS = families(96)
-
-
-def tiny_backbone(
-    config: PreTrainedConfig, vocab: int, dtype: torch.dtype, attention: str
+def build(
+    name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa", **changes: Any
 ) -> Backbone:
-    config.vocab_size = vocab
-    return wrap_backbone(random_model(config, attention=attention).to(dtype), None)
-
-
-def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> Backbone:
+    """A random backbone of a family whose head may be tied; GPT-Neo has eager attention alone."""
+    family = re.sub("-(un)?tied", "", name)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 96}
+    tied = {} if family == name else {"tie_word_embeddings": name.endswith("-tied")}
     attention = "eager" if name == "gpt-neo" else attention
-    return tiny_backbone(CONFIGS[name](), VOCAB, dtype, attention)
+    options = {"vocab_size": VOCAB, **sizes, **tied, **changes}
+    return random_backbone(family, dtype, attention=attention, **options)
 
 
 def module_for(backbone: Backbone, longest: int = 4) -> MergeModule:

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import sys
 from threading import Thread
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import FalconConfig, MistralConfig
+from transformers import FalconConfig
 
-from support.engine_matrix import CONFIGS, tiny_backbone
+from support.engine_matrix import FAMILIES, VOCAB, build
 from support.merged_models import fresh_model
-from support.tiny_models import forwards_of, random_backbone
-from umim_core.backbone.backbone import Backbone
+from support.tiny_models import forwards_of, random_backbone, random_model
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.training.packed_trunk import PackedTrunk
 from umim_core.training.step import DistillModel
 
-VOCAB = 11
 LENGTHS = [3, 1, 7, 1, 5]
 PADDED = {"gpt-neo"}  # its attention is not looked up in the table
-
-
-def build(name: str, attention: str = "sdpa", **changes: Any) -> Backbone:
-    config = CONFIGS[name]()
-    config.update(changes)
-    return tiny_backbone(config, VOCAB, torch.float64, attention)
 
 
 def embeddings(backbone: Backbone, lengths: list[int], seed: int = 0) -> Tensor:
@@ -49,11 +41,11 @@ def alone(
 
 
 @pytest.mark.parametrize("jumps", [False, True], ids=["counted", "jumping"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_rows_get_states_and_gradients_as_alone_and_no_padding(
     name: str, jumps: bool, torch_rng: torch.Generator
 ) -> None:
-    backbone = build(name, "eager" if name in PADDED else "sdpa")
+    backbone = build(name)
     trunk = PackedTrunk(backbone)
     units = embeddings(backbone, LENGTHS).requires_grad_()
     positions = torch.cat([torch.arange(n) * 3 + 1 for n in LENGTHS]) if jumps else None
@@ -71,14 +63,13 @@ def test_rows_get_states_and_gradients_as_alone_and_no_padding(
 
 
 def test_rows_beyond_a_window_and_attention_that_is_not_looked_up_are_padded() -> None:
-    config = MistralConfig(**CONFIGS["mistral"]().to_diff_dict() | {"sliding_window": 5})
-    windowed = tiny_backbone(config, VOCAB, torch.float64, "sdpa")
-    config = FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=False)
-    falcon = tiny_backbone(config, VOCAB, torch.float32, "sdpa")
+    windowed, sizes = build("mistral", sliding_window=5), {"hidden_size": 32, "vocab_size": VOCAB}
+    config = FalconConfig(num_hidden_layers=2, num_attention_heads=4, alibi=False, **sizes)
+    falcon = wrap_backbone(random_model(config), None)
     falcon.model.transformer.ln_f.weight.data *= 1e-3  # small states must not look alike
     for backbone, exact, close in (
         (windowed, 1e-12, 1e-6),
-        (build("llama", "eager"), 1e-6, 1e-6),
+        (build("llama", attention="eager"), 1e-6, 1e-6),
         (falcon, 1e-8, 1e-4),
     ):
         attention = backbone.model.config._attn_implementation
