@@ -20,10 +20,10 @@ from support.merge_modules import (
     layer_norm,
     linear,
     module_of,
-    placed,
     pooled,
     spans_of,
     uniform,
+    with_offsets,
 )
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError
@@ -127,7 +127,7 @@ def formula(module: MergeModule, span: list[Row]) -> Row:
         joined = [number for token in span for number in token]
         joined += [0.0] * (module.hidden_size * (module.longest - len(span)))
         return layer_norm(linear(joined, module.linear_o), module.norm_o)
-    span = placed(module, span)
+    span = with_offsets(module, span)
     for layer in getattr(module, "layers", ()):
         span = attended(layer, module.num_heads, span)
     return pooled(module, span)

@@ -12,7 +12,7 @@ import torch
 from support.engine_matrix import build, random_prompts, random_rules, settings
 from support.family_configs import EXACT
 from support.family_configs import random_model as model_of_family
-from support.merged_models import oracle_states, random_merged_model, units_of
+from support.merged_models import cuts_of, oracle_states, random_merged_model
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.split import split_backbone
@@ -58,7 +58,7 @@ def test_perplexity_passes_through_the_states_of_decoding(rank: int, longest: in
     for ids, scores in zip(rows, token_log_probs(rows, model), strict=True):
         for t in range(len(ids) - 1):
             known = ids[: t + 1].tolist()
-            units = units_of(matcher, known, len(known))
+            units = cuts_of(matcher, known)
             logits = backbone.head(oracle_states(model, known, units)[-1])
             assert torch.isclose(scores[t], logits.log_softmax(-1)[ids[t + 1]], rtol=0, atol=1e-10)
 
@@ -75,7 +75,7 @@ def test_continuations_together_equal_each_alone_behind_its_context(depth: int, 
             assert torch.allclose(scores.log_probs, alone.log_probs, rtol=0, atol=1e-10)
             if depth:
                 ids = [*context.tolist(), *ending[:-1].tolist()]
-                units = units_of(model.require_matcher(), context.tolist(), len(context))
+                units = cuts_of(model.require_matcher(), context)
                 units += [(len(context) + k, 1) for k in range(len(ending) - 1)]
                 states = oracle_states(model, ids, units)[len(units) - len(ending) :]
                 expected = model.backbone.head(states).log_softmax(-1)

@@ -88,7 +88,7 @@ def attend(query: Row, keys: list[Row], values: list[Row]) -> Row:
     ]
 
 
-def placed(module: MergeModule, span: list[Row]) -> list[Row]:
+def with_offsets(module: MergeModule, span: list[Row]) -> list[Row]:
     """Embeddings with the vector of their offset, counted from the end in long spans."""
     if module.form.module_positions == "none":
         return span

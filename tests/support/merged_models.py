@@ -167,11 +167,7 @@ def _merged(
     return span[-1] + scale[-1] * added
 
 
-def units_of(matcher: Matcher, ids: Sequence[int], border: int) -> list[tuple[int, int]]:
-    """Units (start, tokens) of a text whose two parts are matched apart."""
-    row = np.asarray(ids)
-    found = []
-    for first, part in ((0, row[:border]), (border, row[border:])):
-        starts, lengths = matcher.segment(part)
-        found += [(first + int(s), int(n)) for s, n in zip(starts, lengths, strict=True)]
-    return found
+def cuts_of(matcher: Matcher, ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Units (start, tokens) of a text."""
+    starts, lengths = matcher.segment(np.asarray(ids))
+    return list(zip(starts.tolist(), lengths.tolist(), strict=True))

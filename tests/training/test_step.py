@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from support import engine_matrix
 from support.engine_matrix import random_prompts, random_rules
 from support.merge_modules import FORMS, give_rows
-from support.merged_models import fresh_model, oracle_states, random_merged_model, units_of
+from support.merged_models import cuts_of, fresh_model, oracle_states, random_merged_model
 from support.tiny_models import FAMILIES, forwards_of, random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
@@ -151,7 +151,7 @@ def test_divergence_and_gradient_inside_the_model_are_those_of_the_oracle(
     merged_model, rows, cuts = inside(family, depth, rank)
     backbone, count, parts = merged_model.backbone, 0, []
     for ids in rows:
-        units = units_of(merged_model.require_matcher(), ids.tolist(), len(ids))
+        units = cuts_of(merged_model.require_matcher(), ids)
         student = backbone.head(oracle_states(merged_model, ids.tolist(), units)).log_softmax(-1)
         raw = backbone.embed(torch.tensor([ids.tolist()]))
         teacher = backbone.head(backbone.hidden(raw)[0]).detach().log_softmax(-1)
