@@ -2,7 +2,7 @@
 
     python -m benchmarks.answers --checkpoint DIR --out docs/results/answers-NAME.json
 
-800 questions are made by rule: 400 to choose by (``choose``: weights, spans, budgets, tails) and
+800 questions are made by rule: 400 to choose by (``choose``: weights, spans, budgets) and
 400 that are only ever reported (``report``). Facts and short tasks stand behind a letter of four
 sentences (``chats``), questions on invented places behind two to five pages about such places
 (``documents``). Everything follows from ``answers.yaml`` and a seed. Each half has tables, letters
@@ -198,13 +198,11 @@ def answer_all(
 
     sides = {BASE: (answer(merge="none")[0], 0.0)}
     if question.accepts(sides[BASE][0]):
-        for raw_tail in options.raw_tails:
-            sides[f"umim, raw tail {raw_tail}"] = answer(merge="prompt", raw_tail=raw_tail)
-        if RAW_TAIL in options.raw_tails:
-            prompt = text_of(chat, umim.backbone)
-            saving = sides[f"umim, raw tail {RAW_TAIL}"][1]
-            for name, method in methods.items():
-                sides[name] = answer_shortened(method, prompt, saving, umim, options.new_tokens)
+        merged = answer(merge="prompt", raw_tail=RAW_TAIL)
+        sides[f"umim, raw tail {RAW_TAIL}"] = merged
+        prompt = text_of(chat, umim.backbone)
+        for name, method in methods.items():
+            sides[name] = answer_shortened(method, prompt, merged[1], umim, options.new_tokens)
     return {
         "id": question.name,
         "sides": {
@@ -234,7 +232,6 @@ BENCHMARK: Final = Benchmark(
     | {
         "half": {"default": "report", "choices": HALVES},
         "lists": LISTS,
-        "raw_tails": [RAW_TAIL],
         "methods": ["truncation"],
         "new_tokens": 40,
     },

@@ -33,7 +33,7 @@ THREADS: Final = min(2, len(os.sched_getaffinity(0)))  # of every side that may 
 SLOW_SECONDS: Final = 10.0
 SLOW_ROUNDS: Final = 3
 _WRITTEN: Final = ("answers", "out")  # paths that need not be there
-_FROM_0: Final = ("after", "few", "raw_tails", "synthetic", "warmup")  # other numbers are from 1 on
+_FROM_0: Final = ("after", "few", "synthetic", "warmup")  # other numbers are from 1 on
 T = TypeVar("T")
 Report = dict[str, Any]
 
