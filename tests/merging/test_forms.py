@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
 
-from support.merge_modules import (
-    FORMS,
-    Row,
-    attend,
-    give_rows,
-    layer_norm,
-    linear,
-    module_of,
-    pooled,
-    spans_of,
-    uniform,
-    with_offsets,
-)
+from support.merge_modules import FORMS, give_rows, module_of, spans_of, uniform
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError
 from umim_core.merging.forms.span_ops import ANCHORS, exponential_embedding, last_embedding
@@ -105,44 +94,52 @@ def test_an_untrained_residual_module_gives_the_anchor_itself(
     assert torch.equal(module(spans, lengths), ANCHORS[module.form.residual](spans, lengths))
 
 
-def attended(layer: torch.nn.Module, heads: int, span: list[Row]) -> list[Row]:
-    """One pre-norm layer of self-attention, token by token."""
-    size = len(span[0])
-    borders = list(pairwise(range(0, size + 1, size // heads)))
-    wide = [linear(layer_norm(e, layer.norm), layer.linear_qkv) for e in span]
-    queries, keys, values = ([row[i * size : (i + 1) * size] for row in wide] for i in range(3))
-    out = []
-    for token, query in zip(span, queries, strict=True):
-        mixed: Row = []
-        for a, b in borders:
-            mixed += attend(query[a:b], [k[a:b] for k in keys], [v[a:b] for v in values])
-        added = linear(mixed, layer.linear_o)
-        out.append([x + y for x, y in zip(token, added, strict=True)])
-    return out
+def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias)
 
 
-def formula(module: MergeModule, span: list[Row]) -> Row:
-    """The surrogate of a span in plain arithmetic."""
+def attended(layer: nn.Module, heads: int, span: Tensor) -> Tensor:
+    """One pre-norm layer of self-attention, head by head."""
+    wide = layer.linear_qkv(normed(span, layer.norm)).chunk(3, dim=1)
+    mixed = [
+        (queries @ keys.T / keys.shape[1] ** 0.5).softmax(1) @ values
+        for queries, keys, values in zip(*(part.chunk(heads, 1) for part in wide), strict=True)
+    ]
+    return span + layer.linear_o(torch.cat(mixed, 1))
+
+
+@torch.no_grad()
+def formula(module: MergeModule, span: Tensor) -> Tensor:
+    """The surrogate [d] of a span [n, d] alone, without padding and masks."""
+    gelu, tokens = functional.gelu, len(span)
     if module.form.kind == "linear":
-        joined = [number for token in span for number in token]
-        joined += [0.0] * (module.hidden_size * (module.longest - len(span)))
-        return layer_norm(linear(joined, module.linear_o), module.norm_o)
-    span = with_offsets(module, span)
+        missing = module.hidden_size * (module.longest - tokens)
+        joined = functional.pad(span.flatten(), (0, missing))
+        return normed(module.linear_o(joined), module.norm_o)
+    if module.form.module_positions != "none":  # long spans count their offsets from the end
+        span = span + (
+            module.offset[:tokens].flip(0) if module.longest > 4 else module.offset[:tokens]
+        )
     for layer in getattr(module, "layers", ()):
         span = attended(layer, module.num_heads, span)
-    return pooled(module, span)
+    pairs = normed(gelu(module.linear_kv(span)), module.norm_kv).chunk(module.num_heads, 1)
+    pooled = [
+        (part @ query / len(query) ** 0.5).softmax(0) @ part
+        for query, part in zip(module.query, pairs, strict=True)
+    ]
+    return normed(gelu(module.linear_o(torch.cat(pooled))), module.norm_o)
 
 
 @ALONE
 @pytest.mark.parametrize(
     ("length", "longest"), [(1, 4), (2, 4), (3, 4), (4, 4), (1, 9), (4, 9), (9, 9)]
 )
-def test_equals_the_formula_in_plain_arithmetic(
+def test_equals_the_formula_of_a_span_alone(
     form: str, length: int, longest: int, torch_rng: torch.Generator
 ) -> None:
     module = module_of(form, 8, 2, torch.float64, longest)
     span = spans_of(1, length, 8, torch_rng).double()
-    want = torch.tensor(formula(module, span[0].tolist()), dtype=torch.float64)
+    want = formula(module, span[0])
     for width in (length, longest):  # padded
         wide = torch.nn.functional.pad(span, (0, 0, 0, width - length))
         found = module(wide, torch.tensor([length]))[0]
