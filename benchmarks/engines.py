@@ -21,11 +21,12 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple, TypeVar
 
 import httpx
 import psutil
@@ -52,6 +53,7 @@ _CHARACTERS: Final = (5000, 6000, 7000)  # of a document; 1.0 to 1.7 thousand to
 _TOKENS: Final = 24  # compared
 _SECONDS: Final = 900.0
 _STOP_SECONDS: Final = 60.0
+T = TypeVar("T")
 Timed = tuple[list[int], float, float]  # ids, wall seconds, CPU seconds
 # One thread, so that CPU time and wall time say the same on a quiet core; nothing is sent home.
 _ENVIRONMENT: Final = {
@@ -203,13 +205,14 @@ def prompt_of(chat: Chat, umim: UMIM, merger: PromptMerger) -> Prompt:
     return Prompt(ids.tolist(), merged, [int(token) for token in written.ids[0]])
 
 
-def _in_turn(prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Return raw and merged ids of all prompts, every second time the other way round."""
-    return [
-        ids
-        for number, prompt in enumerate(prompts)
-        for ids in (prompt.raw, prompt.merged)[:: 1 if number % 2 == 0 else -1]
-    ]
+def _in_turn(pairs: Iterable[tuple[T, T]]) -> list[tuple[T, T]]:
+    """Return pairs, every second one the other way round; done twice, they are as before."""
+    return [(a, b) if number % 2 == 0 else (b, a) for number, (a, b) in enumerate(pairs)]
+
+
+def _rows(prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Return raw and merged ids of all prompts in turn."""
+    return [*chain(*_in_turn((prompt.raw, prompt.merged) for prompt in prompts))]
 
 
 def measure_server(engine: Engine, export: Path, prompts: Sequence[Prompt]) -> Report:
@@ -221,7 +224,7 @@ def measure_server(engine: Engine, export: Path, prompts: Sequence[Prompt]) -> R
             written = server.greedy(ids, 1, **engine.cold(number))
             return written, time.perf_counter() - wall, server.cpu_seconds() - cpu
 
-        rows = _in_turn(prompts)
+        rows = _rows(prompts)
         times = [timed(number, ids) for number, ids in enumerate([*rows[:2], *rows])]
         written = [server.greedy(prompt.merged, _TOKENS) for prompt in prompts]
     return _figures(times[2:], written, prompts)
@@ -234,7 +237,7 @@ def measure_openvino(export: Path, prompts: Sequence[Prompt]) -> Report:
         command, request = [OPENVINO, SCRIPT, export / "model.gguf"], {"prompts": rows}
         return json.loads(_output(command, json.dumps({**request, "tokens": tokens})))
 
-    rows = _in_turn(prompts)
+    rows = _rows(prompts)
     written = asked([prompt.merged for prompt in prompts], _TOKENS)
     return _figures(asked([*rows[:2], *rows], 1)[2:], [ids for ids, *_ in written], prompts)
 
@@ -243,7 +246,7 @@ def _figures(
     times: Sequence[Timed], written: Sequence[list[int]], prompts: Sequence[Prompt]
 ) -> Report:
     """Return times in turn and their ratios by pairs, and how many answers are our engine's."""
-    pairs = [times[at : at + 2][:: 1 if at % 4 == 0 else -1] for at in range(0, len(times), 2)]
+    pairs = _in_turn(zip(times[::2], times[1::2], strict=True))
     figures: Report = {
         "equal": sum(ids == prompt.wanted for ids, prompt in zip(written, prompts, strict=True)),
         "compared": len(prompts),
