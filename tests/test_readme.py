@@ -1,20 +1,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from umim_core.model_sources.model_cache import model_fault
-from umim_core.model_sources.packaged_model import PACKAGED
-
-README = Path(__file__).resolve().parents[1] / "README.md"
+from support.processes import ROOT, need_model
 
 
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    if fault := model_fault(PACKAGED["smollm2-135m-instruct"]):
-        pytest.skip(str(fault))
-    text = README.read_text(encoding="utf-8")
+    need_model()
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(compile(block, "README.md", "exec"), {})  # noqa: S102  # our own README
     shown = capsys.readouterr().out

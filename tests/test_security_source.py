@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from support.processes import ROOT
+
 FOLDERS = ("umim_core", "tasks", "flows", "infra", "benchmarks", "docs", "tools", "packaging")
 PICKLING = {"_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 MUST_BE_FALSE = {"allow_pickle", "shell", "trust_remote_code"}

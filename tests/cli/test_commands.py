@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from support.command_line import Umim, document
 from support.merged_models import fresh_model
 from support.ngram_oracle import rules_of_counts
+from support.processes import need_model
 from support.servers import COMPLETIONS, HTTP, Served, piece
 from support.tiny_models import word_tokenizer
 from umim_core import UMIM
@@ -35,8 +36,6 @@ from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.errors import ConfigError
 from umim_core.mining.mine import mine_rules
-from umim_core.model_sources.model_cache import model_fault
-from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
 from umim_core.text.sources import Reading, source_of
@@ -242,8 +241,7 @@ def test_answers_of_demo_are_compared(base: str, ours: str, said: str) -> None:
 
 @pytest.mark.full
 def test_the_default_checkpoint_answers_rightly(umim: Umim) -> None:
-    if fault := model_fault(PACKAGED["smollm2-135m-instruct"]):
-        pytest.skip(str(fault))
+    need_model()
     *_, part = document(umim("demo", "--pairs", "1", "--json"))["parts"]
     verdicts = {answer["verdict"] for answer in part["answers"]}
     assert verdicts <= {"the same answer", "other words, both right"}

@@ -12,7 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.processes import ROOT
+
 REQUIREMENTS = ROOT / "requirements"
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)")
 LOCKED_EXTRAS = ("pipeline", "s3", "serve", "eval", "metrics", "bench", "dev")

@@ -23,11 +23,9 @@ from benchmarks.engines import (
 )
 from benchmarks.subjects import CHECKPOINT, GENERAL
 from support.command_line import run_main
-from support.processes import ROOT, output_of
+from support.processes import ROOT, need_model, output_of
 from support.servers import CHAT, Served
 from umim_core import UMIM
-from umim_core.model_sources.model_cache import model_fault
-from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.text.template_process import Chat
 
@@ -56,8 +54,7 @@ class Exported:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    if fault := model_fault(PACKAGED["smollm2-135m-instruct"]):
-        pytest.skip(f"{fault}; umim fetch smollm2-135m-instruct")
+    need_model()
     directory = tmp_path_factory.mktemp("export") / "model"
     options = ("--text", TEXT, "--out", directory, "--gguf", "--dtype", "float32")
     run_main("export", CHECKPOINT, *options)

@@ -18,12 +18,11 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.engines import COMPLETIONS, CONTEXT, SERVERS, Running, running
 from support.gguf_files import tiny_bpe
 from support.merged_models import random_merged_model
+from support.processes import need_model
 from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.model_sources.model_cache import model_fault
-from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.model_export import export_model
@@ -98,8 +97,7 @@ def tiny(family: str) -> tuple[Backbone, RuleSet, list[list[int]]]:
 
 
 def smollm2() -> tuple[Backbone, RuleSet, list[list[int]]]:
-    if fault := model_fault(PACKAGED["smollm2-135m-instruct"]):
-        pytest.skip(f"{fault}; umim fetch smollm2-135m-instruct")
+    need_model()
     backbone = load_backbone("smollm2-135m-instruct", dtype="float32")
     text = "\n".join(
         path.read_text("utf-8") for path in sorted(Path(__file__).parents[2].glob("docs/*.md"))

@@ -1,4 +1,4 @@
-"""The checkout; commands in processes of their own, and what they print."""
+"""The checkout and its models; commands in processes of their own, and what they print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from umim_core.model_sources.model_cache import model_fault
+from umim_core.model_sources.packaged_model import PACKAGED
+
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def need_model(name: str = "smollm2-135m-instruct") -> None:
+    """Skip the test where a packaged model is not on this machine."""
+    if fault := model_fault(PACKAGED[name]):
+        pytest.skip(f"{fault}; umim fetch {name}")
 
 
 def run_command(
