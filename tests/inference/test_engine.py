@@ -11,7 +11,7 @@ from torch import Tensor
 
 from support.engine_matrix import (
     CHEAP,
-    CONFIGS,
+    FAMILIES,
     SAMPLED,
     VOCAB,
     Prompt,
@@ -81,7 +81,7 @@ def test_parts_of_a_prompt_that_are_not_apart_are_refused(parts: Parts) -> None:
 
 
 @pairwise(
-    name=list(CONFIGS),
+    name=FAMILIES,
     dtype=[torch.float32, torch.float64],
     infix_free=[True, False],
     unit_positions=["compact", "preserved"],
@@ -107,7 +107,7 @@ def test_a_row_alone_equals_the_row_in_a_batch_and_its_samples(
     assert shared.rows == apart.rows and len({row.ids for row in shared.rows}) > 3
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_empty_rules_give_the_base_models_bits_at_batch_one(name: str, attention: str) -> None:
     backbone = build(name, torch.float32, attention)
@@ -130,7 +130,7 @@ def test_empty_rules_give_the_base_models_bits_at_batch_one(name: str, attention
         assert torch.equal(torch.cat(ours), torch.cat(theirs.logits))
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_empty_rules_give_the_base_models_ids_in_batches(name: str) -> None:
     backbone = build(name)
     prompts = random_prompts(11, 12)
@@ -238,7 +238,7 @@ def test_turns_that_fail_end_early_or_run_at_once_change_no_state(depth: int, sa
 
 # Family, attention, type, tolerance, and where spans merge. transformers computes some parts in
 # float32 whatever the model: GPT-Neo's scores and the softmax of Llama-like eager attention.
-EXACT = [(name, "sdpa", torch.float64, 1e-10) for name in CONFIGS if name != "gpt-neo"]
+EXACT = [(name, "sdpa", torch.float64, 1e-10) for name in FAMILIES if name != "gpt-neo"]
 ROUNDED = [
     ("gpt-neo", "eager", torch.float64, 1e-5),
     ("llama", "eager", torch.float64, 1e-5),
