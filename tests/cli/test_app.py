@@ -55,10 +55,20 @@ REFUSED = {
     "ppl one.txt -c checkpoint": "at least two tokens of a document",
     "bench --lengths 256,many": "prompt_lengths.1: Input should be a valid integer, unable to",
     "bench --batch-sizes 0": "the options: batch_sizes.0 must be at least 1; got 0",
+    "bench -c checkpoint --lengths 99": "new tokens must fit the backbone's 64 positions",
     "bench -c checkpoint --new-tokens 60 --device cpu": "a prompt 8 of the model's 64 positions; g",
     "path umim-docs-llama/..": "a name must be one of",
     "path umim-docs-llama --tasks": "NAME has no part in --tasks; got NAME umim-docs-llama",
     "init model": "--rules must be a rule directory; got nothing. Make one: umim mine",
+    "init absent --rules rules --out rules/new": "an output directory must not lie in another res",
+    "train model a.txt --rules rules --steps 1 --out rules/new": "rules/new. Choose a place ",
+    **{
+        f"{line} --out a.txt": "the output directory must not exist; got "
+        for line in ("init absent --rules rules", "train absent a.txt --rules rules")
+    },
+    "compress x -c ''": "; got ., which holds none",
+    "generate x -c ''": "; got ., which holds none",
+    "bench --device ''": "device must be cpu",
     "init absent --rules rules --out old": "the output directory must not exist",
     "import absent --backbone model --out old": "the output directory must not exist",
     f"{MINE} --out old": "the output directory must not exist; got old",
@@ -160,6 +170,7 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
         ("train m x --steps 0", "Invalid value for '--steps'"),
         ("bench --budget -1", "Invalid value for '--budget'"),
         ("rules x --top -1", "Invalid value for '--top'"),
+        ("report x --tokenizer y --html .", "Invalid value for '--html': file '.' is a directory"),
         ("mime", "No such command 'mime'"),
     ],
 )

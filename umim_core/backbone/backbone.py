@@ -274,7 +274,7 @@ def load_backbone(
     """
     rule = "device and device_map must not both be given"
     require(device is None or device_map is None, ConfigError, rule, device, "Leave one out.")
-    usable_device(device or "cpu")
+    usable_device("cpu" if device is None else device)
     check_dtype(dtype)
     if dtype == AUTO:
         dtype = fastest_dtype(device or ("cpu" if device_map is None else default_device()))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -65,7 +64,7 @@ def compress(
     raw_tail: Annotated[
         int, typer.Option(min=0, help="Last tokens that stay raw; 16, for example.")
     ] = 0,
-    html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
+    html: shared.HtmlOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show which spans of a text are merged."""
@@ -73,7 +72,8 @@ def compress(
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.model.compression import compress_text
 
-    compression = compress_text(source, checkpoint or default_checkpoint(), raw_tail=raw_tail)
+    name = default_checkpoint() if checkpoint is None else checkpoint
+    compression = compress_text(source, name, raw_tail=raw_tail)
     if html is not None:
         shared.write_page(html, "umim compress", compression.html())
     if not as_json:

@@ -76,10 +76,15 @@ def bench(
     from umim_core.progress import log_progress
     from umim_core.store.locking import measuring
     from umim_core.throughput.break_even import break_even
-    from umim_core.throughput.throughput import EVERYWHERE, measure_throughput, tokens_needed
+    from umim_core.throughput.throughput import (
+        EVERYWHERE,
+        check_protocol,
+        measure_throughput,
+        tokens_needed,
+    )
 
     told = held_out_text() if text is None else shared.text_of(text, "--text")
-    place = device or default_device()
+    place = default_device() if device is None else device
     umim = model.load(place, merge)
     if lengths is None:
         config = _fitting(config, umim.backbone.max_positions)
@@ -89,6 +94,7 @@ def bench(
     ids = np.array(umim.backbone.encode(told[: _CHARACTERS * needed])[:needed], dtype=np.int64)
     log_lines("umim.progress")
     see = log_progress("measuring, settings")
+    check_protocol(umim.backbone, ids, config)  # before it waits for the machine
     with measuring():
         rows = measure_throughput(umim.merged_model, ids, config, options=options, progress=see)
     tail = f", raw tail {raw_tail}" if raw_tail else ""

@@ -79,7 +79,7 @@ def generate(
             "default of a chat.",
         ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
+    html: shared.HtmlOption = None,
     logprobs: Annotated[
         int | None, shared.of_options("logprobs", default="none; with --json")
     ] = None,

@@ -144,7 +144,10 @@ def prune(
     sources = sources_of(corpora, reading)
     table = None if damage is None else DamageTable.load(damage)
     umim = UMIM.from_pretrained(
-        checkpoint, device=device or default_device(), dtype="float32", budget=math.inf
+        checkpoint,
+        device=default_device() if device is None else device,
+        dtype="float32",
+        budget=math.inf,
     )
     if table is not None:
         _check_own(table, str(damage), umim)

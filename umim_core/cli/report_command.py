@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -36,7 +35,7 @@ def report(
         float, typer.Option(min=1, max=1e6, help="Memory of its GPU or GPUs, GiB.")
     ] = 80.0,
     kind: shared.LogKindOption = None,
-    html: Annotated[Path | None, typer.Option(help="Also write the report as a page here.")] = None,
+    html: shared.HtmlOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what merged spans would save of your requests: no weights, no training, no text shown.

@@ -37,6 +37,9 @@ CheckpointOption = Annotated[
         "umim-smollm2-135m-adapters, or umim-docs-llama where its model cannot be fetched.",
     ),
 ]
+HtmlOption = Annotated[
+    Path | None, typer.Option(dir_okay=False, help="Also write it as an HTML page here.")
+]
 DeviceOption = Annotated[
     str, typer.Option(help="cpu, or cuda (cuda:1 and so on) where there is a GPU.")
 ]
@@ -154,7 +157,7 @@ class ModelOptions:
     def name(self) -> str:
         from umim_core.checkpoint.checkpoint_files import default_checkpoint
 
-        return self.checkpoint or default_checkpoint()
+        return default_checkpoint() if self.checkpoint is None else self.checkpoint
 
     def load(self, device: str, merge: Merge | None = None) -> UMIM:
         """Load the checkpoint, the default one where none is named, for rules that are used."""

@@ -155,8 +155,8 @@ def named_checkpoint(checkpoint: str | Path | Checkpoint | None) -> str | Path |
         return checkpoint
     name, origin = checkpoint, "checkpoint="
     if name is None:
-        name, origin = os.environ.get("UMIM_CHECKPOINT"), "UMIM_CHECKPOINT"
-    if not name:
+        name, origin = os.environ.get("UMIM_CHECKPOINT") or None, "UMIM_CHECKPOINT"
+    if name is None:
         name, origin = default_checkpoint(), "the embedded default"
     _log.info("umim: checkpoint %s (from %s)", name, origin)
     return fetch_checkpoint(name)

@@ -125,7 +125,7 @@ class Served:
                 raise ConfigError(rule, f"model {checkpoint}, --merge {merge}", remedy)
             backbone = load_backbone(checkpoint, dtype=dtype, device=device)
             return cls(name or checkpoint, MergedModel.without_merging(backbone), "none", 0)
-        source = checkpoint or default_checkpoint()
+        source = default_checkpoint() if checkpoint is None else checkpoint
         umim = UMIM.from_pretrained(source, dtype=dtype, device=device)
         config = umim.checkpoint.config
         return cls(name or source, umim.merged_model, *config.recommended(merge), config.roles)

@@ -240,7 +240,7 @@ def measure_throughput(
         progress: Called with the settings measured so far and in all.
     """
     backbone = merged_model.backbone
-    _check(backbone, ids, config)
+    check_protocol(backbone, ids, config)
     ceiling = roofline or measure_peak(backbone.device, backbone.dtype)
     base = Engine(merged_model.base())
     matchers: dict[float | None, Matcher] = {  # by the token reduction that spans are made for
@@ -273,7 +273,7 @@ def tokens_needed(config: BenchmarkConfig) -> int:
     return max(config.batch_sizes) * max(config.prompt_lengths)
 
 
-def _check(backbone: Backbone, ids: Ints, config: BenchmarkConfig) -> None:
+def check_protocol(backbone: Backbone, ids: Ints, config: BenchmarkConfig) -> None:
     count, length = max(config.batch_sizes), max(config.prompt_lengths)
     rule = f"the text must hold {count} prompts of {length} tokens"
     remedy = "Give a longer text, or fewer or shorter prompts."
