@@ -19,6 +19,7 @@ from umim_core.errors import ArtifactError, ConfigError, require
 from umim_core.store.artifacts import read_json, sha256_bytes
 from umim_core.store.disk import check_writable, unwritable, write_bytes
 from umim_core.store.locking import directory_lock
+from umim_core.store.publication import check_absent
 
 logger = logging.getLogger("umim.checkpoint")
 _INDEX: Final = "checkpoints"
@@ -129,6 +130,8 @@ def own_place(kind: str, out: Path | None, stem: str) -> OwnPlace:
     root = local_root() if out is None else artifact_root()
     name = own_name(kind, stem if out is None else out.resolve().name)
     directory = (out or root / name).resolve()
+    if directory.is_file():
+        check_absent(directory)
     check_writable(directory)
     return OwnPlace(root, name, directory)
 

@@ -7,7 +7,7 @@ import torch
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
-from umim_core.errors import ConfigError, RuleSetError
+from umim_core.errors import ConfigError, RuleSetError, require
 from umim_core.merging.adapters import SpanAdapters, linear_maps
 from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.merged_model import MergedModel
@@ -18,12 +18,7 @@ from umim_core.rules.ruleset import RuleSet
 
 def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int) -> MergeModule:
     """Return a module of a form with the weights that training starts from, on its device."""
-    if form.merge_depth >= backbone.num_layers:
-        raise ConfigError(
-            f"merge_depth must be below {backbone.num_layers}, the layers of the model",
-            form.merge_depth,
-            "Choose a smaller one.",
-        )
+    check_depth(form.merge_depth, backbone)
     if form.rule_rows and not len(rules):
         raise RuleSetError(
             "rule rows need at least one rule", 0, "Lower tau, or leave rule_rows out."
@@ -37,6 +32,11 @@ def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int
         module.adapters = SpanAdapters(linear_maps(backbone), layers, form.adapter_rank)
         module.adapters.initialise(torch.Generator().manual_seed(seed))
     return module.to(backbone.device)
+
+
+def check_depth(depth: int, backbone: Backbone) -> None:
+    rule = f"merge_depth must be below {backbone.num_layers}, the layers of the model"
+    require(depth < backbone.num_layers, ConfigError, rule, depth, "Choose a smaller one.")
 
 
 def untrained_checkpoint(

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from umim_core.errors import ArtifactError
+from umim_core.errors import ArtifactError, require
 from umim_core.store.artifacts import MANIFEST, read_json, read_manifest, write_json, write_manifest
 from umim_core.store.disk import REMEDY, flush, flush_tree, refusals_named
 from umim_core.store.locking import directory_lock
@@ -104,6 +104,7 @@ def build_once(
     with refusals_named(place, remedy), directory_lock(place, wait_seconds=wait_seconds):
         if (built := found()) is not None:
             return built
+        _check_outside(place)
         if (place / MANIFEST).is_file():
             shutil.rmtree(place)
         elif os.path.lexists(place):
@@ -123,12 +124,24 @@ def build_once(
 
 def check_absent(out: Path) -> None:
     """Refuse an output directory that exists, before hours of counting and not after."""
+    _check_outside(out)
     if os.path.lexists(out):
         raise ArtifactError(
             "the output directory must not exist",
             str(out),
             "Remove it or choose another name; results are never overwritten.",
         )
+
+
+def _check_outside(out: Path) -> None:
+    """Refuse a place in a finished result: what its manifest does not list would spoil it."""
+    for folder in out.resolve().parents:
+        if (folder / MANIFEST).is_file():
+            known = read_json(folder / MANIFEST)
+            finished = isinstance(known, dict) and {"kind", "schema", "files"} <= known.keys()
+            rule = "an output directory must not lie in another result"
+            remedy = f"Choose a place outside of {folder}."
+            require(not finished, ArtifactError, rule, str(out), remedy)
 
 
 def publish_directory(final: Path, build: Callable[[Path], None]) -> None:

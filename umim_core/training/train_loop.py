@@ -195,7 +195,9 @@ def _validate(
     share = objective.validation_sums(rank, world, config.validation_rows)
     weight, *sums = sum_over_ranks(share)
     rule = "validation needs rows with at least one merge"
-    require(weight > 0, CorpusError, rule, "none", "Lower tau, or give more validation text.")
+    require(
+        weight > 0, CorpusError, rule, "none", "Take more rules or longer rows, or give more text."
+    )
     names = objective.metric_names
     metrics = {name: value / weight for name, value in zip(names, sums, strict=True)}
     row = {f"valid_{name}": value for name, value in metrics.items()}

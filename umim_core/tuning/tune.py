@@ -31,6 +31,7 @@ from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.fingerprint import backbone_identity
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.untrained import check_depth
 from umim_core.config.form import Merge, ModuleForm
 from umim_core.config.recipe import DistillConfig
 from umim_core.errors import CorpusError, require
@@ -182,6 +183,7 @@ def _tune(
     work = folder / STATE / "tuning"
     device = "cuda" if options.use_gpu else "cpu"
     backbone = load_backbone(options.model, dtype="float32", device=device)
+    check_depth(options.form.merge_depth, backbone)
     _ANSWER.of_model(backbone).check(MergedModel.without_merging(backbone), 1)
     if options.start is not None:
         Checkpoint.load(options.start).check_backbone(backbone)
