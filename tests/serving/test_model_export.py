@@ -124,6 +124,7 @@ def test_the_directory_is_a_plain_model_of_more_rows(exported: Exported) -> None
     assert (len(exported.merger.rules), exported.merger.raw_tail) == (SPANS, 16)
     weights = load_file(exported.directory / "model.safetensors")
     assert len(list(exported.directory.glob("*.safetensors"))) == 1  # vLLM reads all of them
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in exported.directory.iterdir())
     own = exported.umim.backbone
     assert torch.equal(weights["model.embed_tokens.weight"][:8192], own.embedding_weight)
     assert torch.equal(weights["lm_head.weight"][:8192], own.head_weight)

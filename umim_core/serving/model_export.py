@@ -93,6 +93,8 @@ def export_model(
     def write(directory: Path) -> None:
         with _without_deepspeed():
             model.save_pretrained(directory)
+        for weights in directory.glob("*.safetensors"):
+            weights.chmod(0o644)  # left to the owner alone, but an engine may be another user
         tokenizer.save_pretrained(directory)
         if (adapters := umim.module.adapters) is not None:
             write_adapters(directory, adapters, backbone.model.config.model_type)
