@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -12,13 +13,14 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from support.servers import HTTP, in_thread, wait_for
 from umim_core.serving import connections
-from umim_core.serving.connections import Connection
+from umim_core.serving.connections import BoundedServer, Connection
 from umim_core.serving.guard import EventStream, Limits, ServerMetrics, deadline, guarded, read_body
 from umim_core.serving.openai_api import ApiError
 
@@ -194,3 +196,13 @@ def test_who_is_answered(token: str | None, fields: Fields, status: int) -> None
     answer = asyncio.run(ask())
     assert answer.status_code == status
     assert status == 200 or answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_a_second_ctrl_c_logs_no_traceback_of_what_it_cuts() -> None:
+    server = BoundedServer(Starlette(), "127.0.0.1", 0)
+    log = logging.getLogger("uvicorn.error")
+    record = log.makeRecord(log.name, logging.ERROR, __file__, 1, "cut", (), None)
+    assert log.filter(record)
+    server.force_exit = True
+    assert not log.filter(record)
+    log.removeFilter(log.filters[-1])

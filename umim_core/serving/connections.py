@@ -144,6 +144,8 @@ class BoundedServer(uvicorn.Server):
         )  # fmt: skip
         super().__init__(config)
         logging.getLogger("asyncio").addFilter(_seldom)
+        # After a second Ctrl-C uvicorn logs a traceback for each answer that it cut.
+        logging.getLogger("uvicorn.error").addFilter(lambda _: not self.force_exit)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen with a longer queue than asyncio accepts at once, uncounted by connections."""

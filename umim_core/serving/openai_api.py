@@ -77,6 +77,13 @@ _IGNORED: Final = (
 _KINDS: Final = {
     dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null",
 }  # fmt: skip
+# What is said of errors that pydantic tells in words of Python.
+_SAID: Final = {
+    "dict_type": "must be an object",
+    "json_type": "must be a text that holds JSON",
+    "missing": "must be there",
+    "model_type": "must be an object",
+}
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -391,9 +398,12 @@ def _field_error(error: ErrorDetails, document: Any) -> ApiError:
         rule, remedy = "fields must be ones that this server knows", "Leave it out."
         return ApiError(400, "unknown_field", rule, param, remedy, param=param)
     shown = _KINDS.get(type(value), value)
-    of_object = error["type"] in ("model_type", "dict_type")  # a class, a dictionary to pydantic
-    said = "must be an object" if of_object else error["msg"].removeprefix("Value error, ")
+    if error["type"] == "literal_error" and isinstance(value, str):
+        shown = "another text"
+    said = _SAID.get(error["type"], error["msg"].removeprefix("Value error, "))
     rule, remedy = f"{param or 'the body'}: {said}", "Correct it, or leave it out."
+    if error["type"] == "missing":
+        shown, remedy = "nothing", "Add it."
     return ApiError(400, "invalid_field", rule, shown, remedy, param=param or None)
 
 
