@@ -319,6 +319,21 @@ def test_what_a_template_changes_stays_raw_and_is_said(
     assert "Paris" not in caplog.text
 
 
+@pytest.mark.parametrize("otherwise", ["", "{{ raise_exception('an odd role') }}"])
+def test_a_template_that_knows_no_developer_reads_a_system_prompt(
+    tokenizer: PreTrainedTokenizerBase, otherwise: str
+) -> None:
+    known = "{% if m['role'] in ('system', 'user', 'tool') %}{{ m['content'] }}{% else %}"
+    tokenizer.chat_template = _LOOP % (known + otherwise + "{% endif %}")
+    texts = ("Be brief.", "Which city?", "Paris")
+    chats: list[Chat] = [
+        [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        for roles in (("developer", "user", "function"), ("system", "user", "tool"))
+    ]
+    odd, common = (write_chat(chat, tokenizer) for chat in chats)
+    assert odd == common
+
+
 @pytest.mark.parametrize("name", DROPPING)
 @pytest.mark.parametrize("parts", [False, True])
 def test_a_template_that_drops_what_is_said_is_refused(

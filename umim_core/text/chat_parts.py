@@ -99,7 +99,7 @@ def write_chat(
     """Write a chat by a tokenizer's template, and find what may merge in it.
 
     Contents are texts or lists of parts, whichever the template reads: a template that loops over
-    parts drops a text without a word.
+    parts drops a text without a word. So do many with a developer: they read a system prompt.
     """
     for message in cast("Sequence[object]", chat):
         content = message.get("content") if isinstance(message, Mapping) else message
@@ -129,6 +129,10 @@ def write_chat(
         for form in (_joined, _in_parts)
     )
     forms = [texts, parts] if texts == list(chat) else [list(chat), texts, parts]
+    for form in forms[:]:
+        common = [{**m, "role": MESSAGE_ROLES.get(m["role"], m["role"])} for m in form]
+        if common != form:
+            forms.append(common)
     refused: list[GenerationError] = []
     for form in forms:
         marks = _Marks(form, tools, roles)
