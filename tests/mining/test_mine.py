@@ -188,7 +188,7 @@ def test_special_tokens_are_in_no_rule(tmp_path: Path, tokenizer: str) -> None:
     ids = np.random.default_rng(2).integers(0, 4, 600)
     np.save(tmp_path / "ids.npy", ids.astype(np.uint16))
     source = TokenIds(path=str(tmp_path / "ids.npy"))
-    mine_rules(source, tmp_path / "out", tokenizer=tokenizer, options=PLAIN)
+    mine_rules(source, str(tmp_path / "out"), tokenizer=tokenizer, options=PLAIN)
     assert grams_of(RuleSet.load(tmp_path / "out")) == oracle(cut(ids, 10), 2, frozenset({0}))
 
 

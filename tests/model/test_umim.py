@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.utils import httpx
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
@@ -16,9 +18,11 @@ from support.tiny_models import tiny_model, word_tokenizer
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.embedded.assets import embedded_path
 from umim_core.errors import CheckpointError, ConfigError, EvaluationError, UmimError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.merged_model import MergedModel
+from umim_core.model.hub import upload_checkpoint
 from umim_core.text.token_ids import leading_ids
 
 WORDS = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"  # w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge
@@ -48,6 +52,17 @@ def test_a_backbone_named_by_a_path_is_not_published(tiny_umim: UMIM) -> None:
     assert Path(tiny_umim.backbone.name).is_dir()
     with pytest.raises(CheckpointError, match="must name its backbone"):
         tiny_umim.push_to_hub("owner/name")
+
+
+@pytest.mark.parametrize("error", [OSError("away"), httpx.ConnectError("away")])
+def test_a_hub_that_is_away_is_one_typed_error(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", Mock(side_effect=error))
+    directory = embedded_path("umim-docs-llama", "checkpoint")
+    assert directory is not None
+    with pytest.raises(CheckpointError, match="within reach; got 'owner/name': away"):
+        upload_checkpoint(directory, "owner/name", False, "")
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def _check_documents(tokens: TokenFiles, options: RuleOptions) -> None:
 
 def mine_rules(
     source: Source,
-    out: Path,
+    out: str | Path,
     *,
     tokenizer: str | None = None,
     backbone: Backbone | None = None,
@@ -193,6 +193,7 @@ def mine_rules(
         f"{chosen.source} with {'no backbone' if backbone is None else backbone.name}",
         "Correct the source, or name the model.",
     )
+    out = Path(out)
     check_absent(out)
     length = chosen.length
     if backbone is not None:

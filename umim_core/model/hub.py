@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import httpx
 
 from umim_core.addresses import beside, is_path
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
@@ -35,7 +36,7 @@ def fetch_checkpoint(
         return snapshot_download(
             str(name), revision=revision, allow_patterns=_FILES, local_files_only=local_files_only
         )
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except (HFValidationError, httpx.HTTPError, OSError) as error:
         raise _hub_error(str(name), error, beside(str(name))) from error
 
 
@@ -54,7 +55,7 @@ def upload_checkpoint(directory: Path, repo_id: str, private: bool, commit_messa
         commit = api.upload_folder(
             repo_id=repo_id, folder_path=directory, commit_message=commit_message
         )
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except (HFValidationError, httpx.HTTPError, OSError) as error:
         raise _hub_error(repo_id, error) from error
     return str(commit)
 
