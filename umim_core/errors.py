@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
+from pathlib import PurePath
 from reprlib import Repr
 from types import TracebackType
 from typing import Final, TypeVar
@@ -62,7 +63,8 @@ _SHORT: Final = _Short()
 
 
 def _shown(value: object) -> str:
-    """Return a value in one short line."""
+    """Return a value in one short line; a path as people write it."""
+    value = str(value) if isinstance(value, PurePath) else value
     text = str(value[: _MAX_VALUE_CHARS + 1]) if isinstance(value, str) else _SHORT.repr(value)
     cut = text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}..."
     return _LINE_ENDS.sub(_escaped, cut)
