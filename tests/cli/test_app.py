@@ -68,7 +68,7 @@ REFUSED = {
     },
     "compress x -c ''": "; got ., which holds none",
     "generate x -c ''": "; got ., which holds none",
-    "bench --device ''": "device must be cpu",
+    "bench -c checkpoint --device ''": "device must be cpu",
     "init absent --rules rules --out old": "the output directory must not exist",
     "import absent --backbone model --out old": "the output directory must not exist",
     f"{MINE} --out old": "the output directory must not exist; got old",

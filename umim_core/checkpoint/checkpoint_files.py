@@ -102,7 +102,7 @@ def read_config(directory: Path) -> CheckpointConfig:
 
 def resolve_checkpoint(name: str | Path) -> Path:
     directory = named_place(name)
-    for place in (directory, directory / "checkpoint"):
+    for place in (directory, directory / "checkpoint") if str(name) else ():
         if _is_checkpoint(place):
             return place
     check_path("checkpoint", str(name), CheckpointError)
