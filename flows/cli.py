@@ -258,15 +258,7 @@ for _action, _summary in {
     "status": "Say which services run and answer.",
 }.items():
     _add_service_command(_action, _summary)
-_SHOWN: Final = {
-    "umim.stage",
-    "umim.pipeline",
-    "umim.tracking",
-    "umim.lock",
-    "umim.count",
-    "umim.progress",
-    "umim.confidence",
-}
+_SHOWN: Final = {f"umim.{name}" for name in ("stage", "pipeline", "tracking", "lock", "progress")}
 
 
 @app.callback()

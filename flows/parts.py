@@ -13,7 +13,7 @@ from tasks.plan.planner import Planner
 from tasks.report.compare import Result, cell_label, require_own_names
 from tasks.run.checks import check_adaptation, check_headline_positions, why_absent
 from tasks.run.pipeline import PipelineRun
-from tasks.run.stage import Artifact
+from tasks.run.stage import Artifact, Part
 from tasks.stages.corpus import (
     CorpusText,
     check_splits,
@@ -25,7 +25,6 @@ from tasks.stages.corpus import (
 from tasks.stages.evaluate import benchmark_stage, evaluate_stage, task_score_stage
 from tasks.stages.generate import Generation, generate_stage
 from tasks.stages.mine import (
-    confidence_rules_stage,
     confidence_stage,
     count_stage,
     filter_stage,
@@ -189,9 +188,17 @@ def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
     options = recipe.rule_options(cell)
     if cell.source == "confidence":
         sure = confidence_stage(tokens=tokens, backbone=backbone, options=options)
-        spans = run.stage(sure, label=f"{cell.backbone} p > {cell.min_probability:g}")
-        rules = confidence_rules_stage(counted=spans, tokenizer=tokenizer, options=options)
-        return run.stage(rules, label=label)
+        counted = run.stage(sure, label=f"{cell.backbone} p > {cell.min_probability:g}")
+    else:
+        counted = _counted(run, cell, tokens, tokenizer)
+    rules = filter_stage(counted=counted, tokens=tokens, tokenizer=tokenizer, options=options)
+    return run.stage(rules, label=label)
+
+
+def _counted(run: PipelineRun, cell: Cell, tokens: Part, tokenizer: NamedTokenizer) -> Artifact:
+    """Count once for all cells of a backbone, down to the least threshold of them."""
+    recipe = run.recipe
+    options = recipe.rule_options(cell)
     same = (cell.backbone, cell.revision, cell.source, None)
     sharing = [
         other
@@ -206,9 +213,7 @@ def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
         options=options.model_copy(update={"tau": least, "longest": longest}),
         documents=options.count_documents,
     )
-    counted = run.stage(counts, label=cell.backbone)
-    rules = filter_stage(counted=counted, tokens=tokens, tokenizer=tokenizer, options=options)
-    return run.stage(rules, label=label)
+    return run.stage(counts, label=cell.backbone)
 
 
 def train(run: PipelineRun) -> tuple[Sources, list[Result]]:

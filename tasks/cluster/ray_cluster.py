@@ -210,15 +210,11 @@ def _check_reachable(target: str) -> None:
 
 
 def require_started(error: BaseException | None, target: str) -> None:
-    """Raise what ``ray.init`` raised as a ClusterError, bare ``Exception`` too.
+    """Raise whatever ``ray.init`` raised as a ClusterError.
 
-    Ray has no type for a node that is not up after the 30 seconds of its own, which cannot be
-    changed; a type derived from Exception that is not listed stays what it is.
+    Ray has no type for a node that is not up after the 30 seconds of its own.
     """
-    from ray.exceptions import RayError
-
-    listed = (OSError, RuntimeError, ValueError, AssertionError, RayError)
-    if type(error) is Exception or isinstance(error, listed):
+    if isinstance(error, Exception):
         late = type(error) is Exception and "timed out" in str(error)
         remedy = "Run the same command again when the machine is less busy." if late else ""
         raise ClusterError("Ray must start", f"{target}: {error}", remedy) from error

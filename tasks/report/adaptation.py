@@ -33,8 +33,7 @@ _MEANS: Final = (
     *("difference", "difference_se", "margin_difference", "margin_difference_se"),
 )
 _TITLE: Final = "Accuracy change against token reduction"
-_BY_PREFERENCE: Final = "WT + DPO"  # trained as controls are
-_NEXT_TO_CONTROLS: Final = {_BY_PREFERENCE: "DPO", ADAPTED: "DPO after SFT"}
+_NEXT_TO_CONTROLS: Final = {"WT + DPO": "DPO", ADAPTED: "DPO after SFT"}
 
 
 def adaptation_rows(place: Report) -> list[Report]:
@@ -163,7 +162,6 @@ def comparisons(rows: list[Report]) -> Iterator[tuple[str, list[dict[str, object
 
 def _place(report: Report, place: Report) -> Report:
     rows, chance = adaptation_rows(place), report.get("chance")
-    controls = [row for row in rows if row["kind"] == CONTROL]
     guesses = chance is not None and (
         clear(place["base"]["accuracy"] - chance, reach([place["base"]], "accuracy")) < 1
     )
@@ -171,8 +169,6 @@ def _place(report: Report, place: Report) -> Report:
         "rows": rows,
         "guesses": guesses,
         "compared": dict(comparisons(rows)),
-        "controls": controls,
-        "by_preference": any(row["setting"] == _BY_PREFERENCE for row in rows),
     }
 
 
@@ -187,6 +183,7 @@ def adaptation_page(report: Report, figure: str = "adaptation.svg") -> str:
         "file": figure,
         "clearly": CLEARLY,
         "places": places,
+        "rows": rows,
         "settings": [find_setting(n) if n in known else {"name": n} for n in names],
         "offsets": [
             place | {"own": own, "kept": kept}
@@ -195,11 +192,6 @@ def adaptation_page(report: Report, figure: str = "adaptation.svg") -> str:
         ],
         "trainings": _trainings(report),
         "runs": [point for point in points if point.get("steps") is not None],
-        "fewer": [
-            row | {"label": label(row)}
-            for row in rows
-            if row["trained"] and row["seeds"] < len(report["seeds"])
-        ],
         "compared": sum(len(judged) for x in places for judged in x["compared"].values()),
     }
     return page("adaptation.md", report | shown) + "\n"

@@ -61,11 +61,6 @@ class Ours(Model):
     command: str | None = None
 
     @property
-    def measured_by(self) -> str | None:
-        """Command that measures the figures again."""
-        return self.command or (self.recipe and f"python -m flows run {self.recipe}")
-
-    @property
     def backbones(self) -> str:
         """The model in short, as a list of all tables names it."""
         return re.sub(r" \([^)]*\)", "", self.model).removeprefix("the embedded ")
@@ -151,10 +146,6 @@ class PrintedColumn(Model):
     name: str
     unit: str = ""
     digits: Annotated[int, Field(ge=0, le=6)] | None = None
-
-    @property
-    def heading(self) -> str:
-        return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
 class Unsound(Model):
@@ -295,7 +286,7 @@ def _printed(table: PaperTable) -> Table:
         return (value if isinstance(value, str) else formatted(value, spec)) + marks
 
     return Table(
-        tuple(column.heading for column in table.columns),
+        tuple(f"{one.name} ({one.unit})" if one.unit else one.name for one in table.columns),
         tuple(
             tuple(cell(row, *pair) for pair in zip(row, table.columns, strict=True))
             for row in table.rows

@@ -28,7 +28,6 @@ from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.store.artifacts import write_json
 from umim_core.store.disk import write_bytes
 
-FIRST: Final = "saving"  # the figure that leads the report
 _FEWEST_LENGTHS: Final = 3  # a line through two points shows nothing that the table does not
 _QUANTITIES: Final = {
     "preference": "Preference loss",
@@ -126,7 +125,7 @@ def _saving(data: ReportData) -> ReportFigure | None:
         "to the right. Perplexity is that of held-out text. Bars are one standard error."
     )
     figure = chart(panels, columns=2)
-    return ReportFigure(FIRST, "Quality against what is saved", caption, figure, wide=True)
+    return ReportFigure("saving", "Quality against what is saved", caption, figure, wide=True)
 
 
 def _perplexity_ratio(row: ComparisonRow) -> tuple[float, float] | None:
@@ -267,9 +266,7 @@ def _values(data: ReportData, figures: Sequence[ReportFigure]) -> Report:
         "title": f"UMIM report: {data.recipe}",
         "cards": cards(data),
         "data": data,
-        "first": [drawn for drawn in figures if drawn.name == FIRST],
-        "figures": [drawn for drawn in figures if drawn.name != FIRST],
-        "examples": [example | {"caption": _caption(example)} for example in data.examples],
+        "figures": figures,
         "comparison": "",
         **{name: markdown_html(table_markdown(table)) for name, table in tables.items()},
         "places": places,
@@ -277,12 +274,6 @@ def _values(data: ReportData, figures: Sequence[ReportFigure]) -> Report:
         "tables": markdown_html(report_tables(data)),
         "config": config if data.config else "",
     }
-
-
-def _caption(example: Report) -> str:
-    tokens, units = sum(n for _, n in example["spans"]), len(example["spans"])
-    reduction = 100 * (1 - units / tokens) if tokens else 0.0
-    return f"{example['label']}: {tokens} tokens, {units} units, TR {reduction:.1f} %"
 
 
 def report_tables(data: ReportData) -> str:

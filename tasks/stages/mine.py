@@ -1,8 +1,9 @@
 """Stages that make rules: of frequent n-grams, of spans the backbone is sure of, of a directory.
 
-    count, filter                  n-grams of the training split (Ray Data), rules per threshold
-    confidence, confidence-rules   spans that the frozen backbone is sure of, rules per threshold
-    given-rules                    a rule directory
+    count         n-grams of the training split (Ray Data)
+    confidence    spans of it that the frozen backbone is sure of
+    filter        rules of either, per threshold
+    given-rules   a rule directory
 
 What is counted once serves several thresholds. A count that dies resumes with its next order, or
 with its next piece of the text.
@@ -40,8 +41,7 @@ from umim_core.store.publication import STATE, build_once
 from umim_core.text.token_ids import ids_digest, segment_borders
 from umim_core.text.tokens import TokenFiles, check_known
 
-logger = logging.getLogger("umim.count")
-_confidence_logger = logging.getLogger("umim.confidence")
+logger = logging.getLogger("umim.stage")
 _BATCH: Final = 8  # segments per forward
 _CORPUS: Final = "corpus.json"  # the digest of the tokens that were read
 _PIECE_TOKENS: Final = 1 << 18
@@ -120,28 +120,24 @@ def filter_stage(
     options: RuleOptions,
 ) -> Metrics:
     """Filter counts into the rule set of one threshold and policy; the artifact holds ``rules``."""
-    shards = TokenFiles.open(tokens.path)
-    mined = rules_of(
-        _read_counts(counted.path, int(counted.manifest()["config"]["options"]["tau"])),
-        _origin(options, tokenizer, counted),
-        shards,
-        segment_borders(len(shards), options.length),
-    )
-    return write_rules(out, mined.rules, raw=mined.raw, overlap=mined.overlap)
-
-
-def _origin(options: RuleOptions, tokenizer: NamedTokenizer, counted: Artifact) -> RuleOrigin:
     corpus: Any = read_json(counted.path / _CORPUS)
-    return RuleOrigin(
+    origin = RuleOrigin(
         options=options,
         tokenizer_fingerprint=tokenizer.fingerprint,
         corpus_digest=corpus["digest"],
     )
+    if options.source == "confidence":
+        return write_rules(out, RuleSet.filtered(*_read_spans(counted.path), origin)[0])
+    shards = TokenFiles.open(tokens.path)
+    least = int(counted.manifest()["config"]["options"]["tau"])
+    offsets = segment_borders(len(shards), options.length)
+    mined = rules_of(_read_counts(counted.path, least), origin, shards, offsets)
+    return write_rules(out, mined.rules, raw=mined.raw, overlap=mined.overlap)
 
 
 def _kept_order(state: Path, order: int, count: Callable[[], Counted]) -> Counted:
     folder = state / f"order-{order}"
-    keep_part(folder, {"order": order}, lambda out: _save_order(out, order, *count()), logger)
+    keep_part(folder, {"order": order}, lambda out: _save_order(out, order, *count()))
     return load_orders(folder, "keys")[order], load_orders(folder, "support")[order]
 
 
@@ -206,7 +202,7 @@ def confidence_stage(
                 save_orders(out, spans=spans, support=support)
 
             piece = state / f"piece-{number}"
-            keep_part(piece, {"tokens": [first, last]}, ask, _confidence_logger)
+            keep_part(piece, {"tokens": [first, last]}, ask)
             parts.append(_read_spans(piece))
             leave_note(state, number + 1, len(pieces), "asking the backbone")
         counted = add_span_counts(parts)
@@ -220,15 +216,6 @@ def confidence_stage(
 
     with followed(state):
         return call_on_worker(site.lease, count_spans, writes=out)
-
-
-@stage(version=3, free=_COSTS)
-def confidence_rules_stage(
-    out: Path, _: Site, *, counted: Artifact, tokenizer: NamedTokenizer, options: RuleOptions
-) -> Metrics:
-    """Make the runs that occur at least tau times the rules of one cell."""
-    origin = _origin(options, tokenizer, counted)
-    return write_rules(out, RuleSet.filtered(*_read_spans(counted.path), origin)[0])
 
 
 def _pieces(offsets: range) -> list[tuple[int, int]]:
@@ -248,15 +235,12 @@ def _read_spans(folder: Path) -> SpanCounts:
 ByOrder = Mapping[int, np.ndarray]
 
 
-def keep_part(
-    folder: Path, of: Mapping[str, object], make: Callable[[Path], None], logger: logging.Logger
-) -> None:
+def keep_part(folder: Path, of: Mapping[str, object], make: Callable[[Path], None]) -> None:
     """Make a part of a stage unless an earlier run has left it, whole and of the same."""
     key = sha256_bytes(canonical_json(of).encode())
     built = build_once(folder, key, make, kind="part", schema=1, rebuild="damaged")
     if not built.executed:
-        stage, part = logger.name.rpartition(".")[2], folder.name.replace("-", " ")
-        logger.info("%s: %s was finished by an earlier run", stage, part)
+        logger.info("%s was finished by an earlier run", folder.name.replace("-", " "))
 
 
 def save_orders(folder: Path, **arrays: ByOrder) -> None:

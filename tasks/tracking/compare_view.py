@@ -42,6 +42,8 @@ def described(params: Mapping[str, object], recipe: str | None) -> dict[str, obj
 def comparison_view(measured: Collection[str], compared: Sequence[Mapping[str, object]]) -> str:
     """Return the state, as MLflow reads it, of a list of all rows and a parallel plot of them.
 
+    What is not in it has MLflow's default.
+
     Args:
         measured: Names of the metrics of a row.
         compared: Parameters of all plotted rows; what is equal in them is no axis.
@@ -72,16 +74,10 @@ def comparison_view(measured: Collection[str], compared: Sequence[Mapping[str, o
     }
     state = {
         "searchFilter": _COMPARED,
-        "orderByKey": "attributes.start_time",
-        "orderByAsc": False,
-        "startTime": "ALL",
-        "lifecycleFilter": "Active",
-        "datasetsFilter": [],
         "selectedColumns": columns + [f"metrics.`{name}`" for name in metrics],
         "runsHiddenMode": "SHOW_ALL",
         "compareRunCharts": [chart],
         "compareRunSections": [section],
         "isAccordionReordered": True,
-        "viewMaximized": False,
     }
     return json.dumps(state, separators=(",", ":"))

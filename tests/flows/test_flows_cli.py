@@ -7,9 +7,8 @@ import logging
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import httpx
 import pytest
 import yaml
 from click.testing import Result
@@ -30,7 +29,7 @@ from tasks.stages.mine import given_rules_stage
 from tasks.stages.named import NamedRules, NamedTokenizer
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.config.recipe import Recipe
-from umim_core.errors import BackboneError, ClusterError, ConfigError, ResourceLimitError
+from umim_core.errors import BackboneError, ConfigError, ResourceLimitError
 
 RESULTS = ROOT / "docs" / "results"
 PART = ("--flow", "mine", "--dry-run")
@@ -88,17 +87,6 @@ def test_without_a_server_the_function_of_a_flow_is_called_and_its_stages_are_no
     rules = NamedRules(str(resolve_checkpoint("umim-docs-llama") / "rules"))
     made = run.stage(given_rules_stage(tokenizer=NamedTokenizer("umim-docs-llama"), rules=rules))
     assert made.executed and (made.path / "rules").is_dir()
-
-
-def test_a_flow_whose_server_is_away_says_so() -> None:
-    def flow() -> None:
-        raise httpx.ConnectError("no answer")
-
-    with (
-        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
-        pytest.raises(ClusterError, match="Prefect's server must answer when a flow run begins"),
-    ):
-        _called(cast(Any, flow))()
 
 
 @pytest.mark.parametrize(("error", "shown"), [(ConfigError("x"), False), (KeyError("x"), True)])

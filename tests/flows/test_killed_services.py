@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -43,46 +42,33 @@ class Postgres:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self._folder = folder
-        self._user: dict[str, Any] = {}
+        self.port, self._folder, self._as = free_port(), folder, list[str]()
         if os.geteuid() == 0:
-            self._user = {"user": "postgres", "group": "postgres", "extra_groups": []}
+            self._as = ["runuser", "-u", "postgres", "--"]
             shutil.chown(folder, "postgres", "postgres")
         options = ["--auth=trust", "--username=umim", "--encoding=UTF8", "--no-sync"]
-        self._run(["initdb", f"--pgdata={folder / 'data'}", *options]).wait(_SECONDS)
+        self._run("initdb", f"--pgdata={folder / 'data'}", *options)
         self.start()
+        for name in ("mlflow", "prefect"):
+            self._run(
+                "createdb", f"--port={self.port}", "--host=127.0.0.1", "--username=umim", name
+            )
 
     def start(self) -> None:
-        settings = [f"port={self.port}", "listen_addresses=127.0.0.1", "unix_socket_directories="]
-        options = [word for setting in settings for word in ("-c", setting)]
-        self._process = self._run(["postgres", "-D", str(self._folder / "data"), *options])
-        self.execute("SELECT 1")
+        settings = f"-p {self.port} -h 127.0.0.1 -k ''"
+        places = [f"--pgdata={self._folder / 'data'}", f"--log={self._folder / 'log'}"]
+        self._run("pg_ctl", "start", "--wait", f"--options={settings}", *places)
 
     def kill(self) -> None:
-        kill(self._process.pid)
-
-    def execute(self, statement: str) -> None:
-        import psycopg2
-
-        deadline = time.monotonic() + _SECONDS
-        while True:
-            try:
-                connection = psycopg2.connect(self.url("postgresql", "postgres"))
-                break
-            except psycopg2.OperationalError:
-                assert time.monotonic() < deadline, (self._folder / "log").read_text("utf-8")
-                time.sleep(0.1)
-        connection.autocommit = True
-        connection.cursor().execute(statement)
-        connection.close()
+        kill(int((self._folder / "data" / "postmaster.pid").read_text("utf-8").split()[0]))
 
     def url(self, scheme: str, database: str) -> str:
         return f"{scheme}://umim@127.0.0.1:{self.port}/{database}"
 
-    def _run(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        with (self._folder / "log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **self._user)
+    def _run(self, *command: str) -> None:
+        subprocess.run(
+            [*self._as, *command], check=True, cwd="/", stdout=subprocess.DEVNULL, timeout=_SECONDS
+        )
 
 
 @contextmanager
@@ -149,8 +135,6 @@ def test_a_pipeline_ends_as_an_undisturbed_one_though_each_service_dies_once(
     cells = [{"backbone": BACKBONE, "rules": str(rules_of_phrases(tmp_path / "rules"))}]
     write_recipe(recipe, cells=cells, distill=DISTILL, cluster={"workers": 0})
     with postgres() as database:
-        for name in ("mlflow", "prefect"):
-            database.execute(f"CREATE DATABASE {name}")
         mlflow_database = database.url("postgresql+psycopg2", "mlflow")
         monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", mlflow_database)
         prefect_database = database.url("postgresql+asyncpg", "prefect")

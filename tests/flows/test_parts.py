@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, call
 
 import pytest
 
-from flows import parts, pipeline_flows
+from flows import parts
 from support.small_recipe import least_recipe
 from tasks.cluster.lease import ClusterLease
 from tasks.plan.planner import Planner
-from tasks.report.comparison import cell_row
-from tasks.run import checks
 from tasks.run.pipeline import PipelineRun, site_of
 from tasks.run.stage import Artifact, StageCall
 from umim_core.adaptation.settings import WT
-from umim_core.config.recipe import Cell, Recipe
-from umim_core.errors import ConfigError
+from umim_core.config.recipe import Recipe
 
 
 class Recorder(Planner):
@@ -36,15 +31,15 @@ class Recorder(Planner):
         return super().stage(call, label=label, setting=setting)
 
 
-def recipe_with(checkpoint: str, prompt: int = 512, segment: int = 512) -> Recipe:
+def recipe_with(checkpoint: str) -> Recipe:
     headline = {
         "checkpoint": checkpoint,
         "beside": [f"{checkpoint}-adapted"],
         "evaluate": {"alignment_rows": 3, "task_questions": 5},
-        "benchmark": {"prompt_lengths": [prompt], "pairs": 2},
+        "benchmark": {"pairs": 2},
     }
     shipped = {"shipped": ["umim-docs-llama"], "benchmark": {}, "headline": headline}
-    return least_recipe(segment_length=segment, **shipped)
+    return least_recipe(**shipped)
 
 
 def test_it_is_measured_on_its_own_amounts_and_leads() -> None:
@@ -66,19 +61,6 @@ def test_it_is_measured_on_its_own_amounts_and_leads() -> None:
     assert given.pop(("evaluate", " WT")) == evaluate and given.pop(("benchmark", "")) == benchmark
     assert {*given} == {("task-score", " WT"), ("task-score", " base")}
     assert {made.arguments["limit"] for made in given.values()} == {evaluate.task_questions}
-
-
-@pytest.mark.parametrize("check", [checks.check_positions, parts.plan])
-@pytest.mark.parametrize(
-    ("prompt", "segment", "field"),
-    [(1000, 512, "headline.benchmark.prompt_lengths with new_tokens"), (8, 1025, "segment_length")],
-)
-def test_rows_longer_than_its_positions_are_refused_before_anything_runs(
-    check: Callable[[Recipe], object], prompt: int, segment: int, field: str
-) -> None:
-    rule = f"{field} must be at most 1024, the positions of umim-docs-gpt2"
-    with pytest.raises(ConfigError, match=rule):
-        check(recipe_with("umim-docs-gpt2", prompt, segment))
 
 
 def test_without_its_backbone_the_run_goes_on_and_says_so_in_one_line(
@@ -147,16 +129,3 @@ def test_every_stage_that_measures_does_so_as_distillation_runs(
     assert placed == {"confidence", "evaluate", "task-score", "benchmark"}
     site = site_of(tmp_path, run.recipe, ClusterLease(run.recipe.cluster))
     assert (site.device, site.dtype) == expected
-
-
-def test_evaluating_returns_every_row_and_names_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = MagicMock(recipe=SimpleNamespace(seed=0, model_dump=lambda mode: {}))
-    parts = MagicMock(train=lambda run: ([], []))
-    cells = [Cell(backbone="umim-docs-llama", tau=tau) for tau in range(100, 120)]
-    rows = [cell_row(cell, metrics={"top1": 0.5}) for cell in cells]
-    monkeypatch.setattr(pipeline_flows, "open_pipeline", lambda *names: nullcontext(run))
-    monkeypatch.setattr(pipeline_flows, "parts", parts)
-    monkeypatch.setattr(pipeline_flows, "comparison_rows", lambda *_: rows)
-    monkeypatch.setattr(pipeline_flows, "record_comparison", lambda *_: None)
-    table = pipeline_flows.evaluate.fn("any")
-    assert all(f"  {row.tau}  " in table for row in rows) and "see the report" not in table

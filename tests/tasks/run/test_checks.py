@@ -67,6 +67,7 @@ LEAST = least_recipe().model_dump(mode="json", exclude_unset=True)
 GENERATED = {"kind": "generated", "questions": [TEXT], "model": "umim-docs-llama"}
 GENERATED |= {"max_tokens": 2049}
 RULES = {"backbone": "umim-docs-llama", "rules": "nowhere/rules"}
+HEADLINE = {"checkpoint": "umim-docs-gpt2", "benchmark": {"prompt_lengths": [1000]}}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,8 @@ def test_a_root_that_goes_with_a_ray_job_is_refused(
         ({"segment_length": 4000}, "segment_length must be at most 2048, the positions of umim-d"),
         ({"corpus": GENERATED}, r"corpus\.max_tokens must be at most 2048, .*; got 2049"),
         ({"cells": [{"backbone": "nested"}], "segment_length": 256}, "at most 128, .*; got 256"),
+        ({"headline": HEADLINE}, "headline.benchmark.prompt_lengths with .* at most 1024, the pos"),
+        ({"headline": HEADLINE, "segment_length": 1025}, "segment_length must be at most 1024, "),
     ],
 )
 def test_rows_longer_than_the_positions_are_refused(

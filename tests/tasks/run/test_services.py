@@ -5,7 +5,6 @@ The real ones, from ``up`` to ``down``: ``flows/test_served.py``.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -126,18 +125,6 @@ def test_a_process_may_show_no_environment_while_it_changes_its_program(
         assert [one.state for one in status(tmp_path, [slow])] == ["starting"]
     finally:
         down(tmp_path, [slow])
-
-
-def test_a_process_that_ends_while_it_is_looked_at_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    ended, unmarked = psutil.Process(child.pid), psutil.Process()
-    child.wait()
-    found = [[ended], [unmarked], [unmarked]]
-    monkeypatch.setattr(services, "_processes", lambda *_, **__: found.pop() if found else [])
-    assert local_services(tmp_path)[1].port == 5000
-    assert [one.state for one in down(tmp_path, [Service("mlflow", [], "http://x/")])] == ["down"]
 
 
 def test_what_a_service_starts_as_it_ends_is_ended_too(tmp_path: Path) -> None:

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import tasks.stages.mine
 from flows.parts import plan
-from support.ngram_oracle import grams_of
 from support.sites import here, made
 from support.small_recipe import least_recipe
-from support.tiny_pipeline import Walk
 from support.token_artifacts import write_documents
 from tasks.run.stage import Artifact
-from tasks.stages.mine import confidence_rules_stage, confidence_stage, given_rules_stage
+from tasks.stages.mine import confidence_stage, filter_stage, given_rules_stage
 from tasks.stages.named import NamedBackbone, NamedRules, NamedTokenizer
-from tasks.stages.train import task_rules_stage
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.config.recipe import Cell
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import TokenizerMismatchError, UmimError
+from umim_core.mining.mine import mine_rules
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.sources import TokenIds
 
 LENGTH, SEGMENTS, SURE = 16, 21, 0.02
 OPTIONS = RuleOptions(
     tau=2, source="confidence", min_probability=SURE, segment_length=LENGTH, **AS_FOUND
 )
-Runs = Counter[tuple[int, ...]]
 
 
 class Setting:
@@ -57,25 +53,13 @@ class Setting:
         return confidence_stage(tokens=tokens, backbone=backbone, options=options).build(here(root))
 
     def rules(self, root: Path, counted: Artifact, **changes: object) -> RuleSet:
-        options = OPTIONS.model_copy(update=changes)
-        tokenizer = NamedTokenizer(self.backbone)
-        call = confidence_rules_stage(counted=counted, tokenizer=tokenizer, options=options)
+        call = filter_stage(
+            counted=counted,
+            tokens=self.tokenized.part("train"),
+            tokenizer=NamedTokenizer(self.backbone),
+            options=OPTIONS.model_copy(update=changes),
+        )
         return RuleSet.load(call.build(here(root)).path / "rules")
-
-    def runs(self) -> Runs:
-        """Find the runs token by token; a segment's first token and ``<eos>`` end one."""
-        model, found = load_backbone(self.backbone).model, Runs()
-        for row in self.ids[: SEGMENTS * LENGTH].reshape(-1, LENGTH).tolist():
-            logits = model(input_ids=torch.tensor([row])).logits[0].double()
-            sure = [False, *(logits.softmax(-1)[range(LENGTH - 1), row[1:]] > SURE).tolist()]
-            run: tuple[int, ...] = ()
-            for token, flag in [*zip(row, sure, strict=True), (0, False)]:
-                if flag and token:
-                    run = (*run, token)
-                else:
-                    found[run] += 1
-                    run = ()
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -83,19 +67,20 @@ def setting(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Backbone) -> S
     return Setting(tmp_path_factory.mktemp("confidence"), tiny_llama)
 
 
-def test_rules_are_the_runs_that_occur_often_enough_of_one_count(
+def test_rules_of_every_threshold_are_those_of_the_command_of_one_count(
     setting: Setting, tmp_path: Path
 ) -> None:
-    counted, runs = setting.count(tmp_path), setting.runs()
+    counted, backbone, sizes = setting.count(tmp_path), load_backbone(setting.backbone), []
     assert not setting.count(tmp_path, tau=1).executed
-    assert max(map(len, runs)) > 4  # a longer run to discard
-    sizes = []
+    np.save(tmp_path / "ids.npy", setting.ids.astype(np.uint32))
     for tau in (1, 2):
         rules = setting.rules(tmp_path, counted, tau=tau)
-        expected = {run: n for run, n in runs.items() if 2 <= len(run) <= 4 and n >= tau}
-        assert grams_of(rules) == expected
-        assert rules.options == OPTIONS.model_copy(update={"tau": tau})
-        sizes.append(len(expected))
+        options, out = OPTIONS.model_copy(update={"tau": tau}), tmp_path / f"of-{tau}"
+        mine_rules(
+            TokenIds(path=str(tmp_path / "ids.npy")), out, backbone=backbone, options=options
+        )
+        assert rules.digest == RuleSet.load(out).digest and rules.options == options
+        sizes.append(len(rules))
     assert sizes[0] > sizes[1] > 3
 
 
@@ -148,12 +133,3 @@ def test_nothing_is_mined_for_a_cell_of_given_rules(cell: Cell) -> None:
     made = [step["stage"] for step in plan(recipe)]
     assert made.count("given-rules") == 1
     assert made.count("count") == made.count("filter") == 1
-
-
-@pytest.mark.full  # a whole run is in its fixture
-def test_the_budget_of_a_recipe_limits_the_task_rules(tiny_run: Walk, tmp_path: Path) -> None:
-    (call,) = (call for call in tiny_run.calls if call.name == "task-rules")
-    given, free = call.call.arguments, int(call.artifact.metrics["rules_2"])
-    limited = given["rules"].model_copy(update={"rule_budget": free // 2})
-    made = task_rules_stage(**{**given, "rules": limited}).build(here(tmp_path))
-    assert 0 < made.metrics["rules_2"] <= free // 2 < free

@@ -124,7 +124,7 @@ def test_a_finished_order_is_not_counted_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The command line, where another test has run it, keeps this log to itself.
-    monkeypatch.setattr(logging.getLogger("umim.count"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("umim"), "propagate", True)
     keep = tasks.stages.mine._kept_order
 
     def dying(state: Path, found: int, count: Callable[[], Counted]) -> Counted:
@@ -139,12 +139,12 @@ def test_a_finished_order_is_not_counted_again(
     (state,) = tmp_path.glob("count/*.partial/whole/state")
     assert [path.name for path in state.glob("order-*")] == ["order-2"]
     saved.clear()
-    with caplog.at_level(logging.INFO, "umim.count"):
+    with caplog.at_level(logging.INFO, "umim.stage"):
         again = corpus.count(tmp_path, NOWHERE)
     assert again.digest == counted.digest
     assert saved == [3, 4]
-    told = [record.getMessage() for record in caplog.records if record.name == "umim.count"]
-    assert told == ["count: order 2 was finished by an earlier run"]
+    told = [message for message in caplog.messages if "finished" in message]
+    assert told == ["order 2 was finished by an earlier run"]
 
 
 def test_more_documents_than_there_are_give_no_empty_rule_set(

@@ -153,22 +153,17 @@ def test_a_full_disk_is_named_with_the_file_and_its_bytes(
         written(replace(whole, folder=small_disk(1 << 13), rule_rows=2))
 
 
-def refused(run: Run) -> tuple[str, int]:
-    """Train; return the message of the error and the number of batches before it."""
+def test_an_epoch_without_merges_is_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path, merges=(False,) * ROWS)
     objective = run.objective()
     strategy = DdpStrategy(objective, run.config)
     with pytest.raises(CorpusError) as caught:
         train(objective, strategy, run.config, seed=SEED, state_dir=run.folder)
-    return str(caught.value), objective.batches
-
-
-def test_an_epoch_without_merges_is_refused(tmp_path: Path) -> None:
-    message, batches = refused(Run(tmp_path, merges=(False,) * ROWS))
-    assert message == (
+    assert str(caught.value) == (
         f"training needs rows with at least one merge; got none in {ROWS} rows. "
         "Lower tau, or use other rules."
     )
-    assert batches == -(-ROWS // CONFIG.batch_size)
+    assert objective.batches == -(-ROWS // CONFIG.batch_size)
 
 
 def test_a_resumed_run_counts_the_merges_before_it(tmp_path: Path) -> None:
