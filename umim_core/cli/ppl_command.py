@@ -51,13 +51,8 @@ def ppl(
     not read. Whole windows are merged by all rules; with --prompt only their first halves, as in
     generate.
     """
-    require(
-        raw_tail is None or prompt,
-        ConfigError,
-        "--raw-tail is of prompts",
-        raw_tail,
-        "Add --prompt, or leave it out.",
-    )
+    rule, remedy = "--raw-tail is of prompts", "Add --prompt, or leave it out."
+    require(raw_tail is None or prompt, ConfigError, rule, raw_tail, remedy)
     from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
     from umim_core.evaluation.scoring import Scorer
     from umim_core.evaluation.windows import document_windows, scored_bytes, second_halves

@@ -266,13 +266,9 @@ class Batch(Generic[C]):
         stopper = Stopper(config, model.backbone.tokenizer, options.stopping_criteria)
         evictions = list[RowEviction]()
         if options.span_eviction is not None:
-            require(
-                past is None,
-                GenerationError,
-                "span eviction needs a cache of its own from the first prompt on",
-                "past",
-                "Pass the whole text as the prompt, or leave span_eviction out.",
-            )
+            rule = "span eviction needs a cache of its own from the first prompt on"
+            remedy = "Pass the whole text as the prompt, or leave span_eviction out."
+            require(past is None, GenerationError, rule, "past", remedy)
             make = partial(RowEviction, model.require_matcher(), options.span_eviction)
             evictions = [make(row.prompt_ids) for row in rows]
         if self._store is not None and len(prompts) == 1 and past is None:

@@ -131,11 +131,9 @@ class TokenChooser:
                     raise ValueError("it must be a number")
                 return factory(value)
             except (TypeError, ValueError) as error:
-                raise GenerationError(
-                    f"the sampling setting {name} is out of range: {str(error).rstrip('.')}",
-                    repr(value),
-                    "Correct it, or leave it out.",
-                ) from error
+                rule = f"the sampling setting {name} is out of range: {str(error).rstrip('.')}"
+                remedy = "Correct it, or leave it out."
+                raise GenerationError(rule, repr(value), remedy) from error
 
         def from_table(table: _Table) -> list[LogitsProcessor]:
             rows = table.items()
@@ -187,9 +185,8 @@ class TokenChooser:
         try:
             scores = self._processed(scores, raw_ids)
         except ValueError as error:  # some of transformers' check their settings here
-            raise GenerationError(
-                "a logits processor refused its input", str(error), "Correct its settings."
-            ) from error
+            rule = "a logits processor refused its input"
+            raise GenerationError(rule, str(error), "Correct its settings.") from error
         scores = scores.to(float64_device(scores.device))
         best = scores.max(dim=-1)
         chosen = self._draw(scores) if self._sample else best.indices
@@ -198,13 +195,11 @@ class TokenChooser:
         for b, value in enumerate(highest):
             # A processor may force a token by infinity; its probability would be no number.
             fails = math.isnan(value) or value == -math.inf or (self._sample and value == math.inf)
-            require(
-                not fails or (running is not None and not running[b]),
-                NumericalError,
-                "every row must have a token with a finite score",
-                f"row {b}: highest score {value}",
-                "Allow more tokens, or look for NaN in the backbone's weights.",
-            )
+            ended = running is not None and not running[b]
+            rule = "every row must have a token with a finite score"
+            remedy = "Allow more tokens, or look for NaN in the backbone's weights."
+            found = f"row {b}: highest score {value}"
+            require(ended or not fails, NumericalError, rule, found, remedy)
         return [int(token) for token in tokens]
 
     def _processed(self, scores: Any, raw_ids: Sequence[Sequence[int]]) -> Tensor:
@@ -269,11 +264,8 @@ class Stopper:
             try:
                 self._strings = _analysed(tokenizer, len(tokenizer), texts)
             except ValueError as error:  # its analysis encodes "abcdef" and looks for it
-                raise GenerationError(
-                    "stop strings need a tokenizer that can encode Latin letters",
-                    str(error),
-                    "Use eos_token_id.",
-                ) from error
+                rule = "stop strings need a tokenizer that can encode Latin letters"
+                raise GenerationError(rule, str(error), "Use eos_token_id.") from error
         self._criteria = StoppingCriteriaList(criteria or [])
         if config.max_time is not None:
             rule, seconds = "max_time must be a number of seconds", config.max_time
@@ -301,9 +293,8 @@ def eos_ids(eos: int | Sequence[int] | None) -> list[int]:
     try:
         return [int(eos)] if isinstance(eos, int | np.integer) else [int(i) for i in eos]
     except (TypeError, ValueError) as error:
-        raise GenerationError(
-            "eos_token_id must be one id or several", eos, "Give whole numbers, or None."
-        ) from error
+        rule, remedy = "eos_token_id must be one id or several", "Give whole numbers, or None."
+        raise GenerationError(rule, eos, remedy) from error
 
 
 def end_ids(backbone: Backbone) -> list[int]:
@@ -318,13 +309,9 @@ def stop_texts(option: object) -> list[str]:
     """Return one stop string or several as a list."""
     several = isinstance(option, Iterable) and not isinstance(option, str)
     texts: list[Any] = list(cast("Iterable[object]", option)) if several else [option]
-    require(
-        all(isinstance(text, str) and text and not encoding_error(text) for text in texts),
-        GenerationError,
-        "stop_strings must be texts of at least one character, without lone surrogates",
-        texts,
-        "Leave others out.",
-    )
+    usable = all(isinstance(text, str) and text and not encoding_error(text) for text in texts)
+    rule = "stop_strings must be texts of at least one character, without lone surrogates"
+    require(usable, GenerationError, rule, texts, "Leave others out.")
     return texts
 
 

@@ -142,27 +142,20 @@ class GenerateOptions(PlainOptions):
     def of(cls, options: GenerateOptions | None, changes: Mapping[str, Any]) -> GenerateOptions:
         """Return options with changes by name; transformers' names are understood, too."""
         beams = sorted(_BEAMS & changes.keys())
-        _need(
-            not beams,
-            "beam search is not supported",
-            ", ".join(beams),
-            "Leave it out; n with do_sample gives several texts.",
-        )
+        remedy = "Leave it out; n with do_sample gives several texts."
+        _need(not beams, "beam search is not supported", ", ".join(beams), remedy)
         twice = [pair for pair in _ALIASES.items() if changes.keys() >= set(pair)]
         _need(not twice, "an option must be given once", twice, "Leave one of each two out.")
         given: object = options
-        _need(
-            given is None or isinstance(given, GenerateOptions),
-            "options must be a GenerateOptions",
-            type(given).__name__,
-            "Make one, or give them by name: generate(prompt, max_new_tokens=9).",
-        )
+        remedy = "Make one, or give them by name: generate(prompt, max_new_tokens=9)."
+        known = given is None or isinstance(given, GenerateOptions)
+        _need(known, "options must be a GenerateOptions", type(given).__name__, remedy)
         named = {_ALIASES.get(name, name): value for name, value in changes.items()}
-        known = sorted(field.name for field in fields(cls))
+        names = sorted(field.name for field in fields(cls))
         for name in named:
-            if name not in known:
-                hint = did_you_mean(name, known)
-                raise TypeError(f"unknown option {name!r}; known are {', '.join(known)}. {hint}")
+            if name not in names:
+                hint = did_you_mean(name, names)
+                raise TypeError(f"unknown option {name!r}; known are {', '.join(names)}. {hint}")
         return replace(options or cls(), **named)
 
     def __post_init__(self) -> None:
@@ -185,12 +178,9 @@ class GenerateOptions(PlainOptions):
             check_raw_tail(self.raw_tail, self.merge or "prompt")
         if self.roles is not None:
             check_roles(self.roles)
-        _need(
-            self.decode_max_damage in (None, math.inf) or self.merge in (None, "all"),
-            "decode_max_damage needs merging in the prompt and while decoding",
-            f"merge {self.merge!r}",
-            "Merge all, or leave it out.",
-        )
+        fits = self.decode_max_damage in (None, math.inf) or self.merge in (None, "all")
+        rule = "decode_max_damage needs merging in the prompt and while decoding"
+        _need(fits, rule, f"merge {self.merge!r}", "Merge all, or leave it out.")
 
     @property
     def _given(self) -> dict[str, Any]:
@@ -205,12 +195,8 @@ class GenerateOptions(PlainOptions):
     def _check_sampling(self, sampled: bool) -> None:
         given = self._given | {"seed": self.seed, "streams": self.streams}
         idle = [name for name, same in SAMPLING.items() if given.get(name) not in (None, same)]
-        _need(
-            sampled or not idle,
-            f"{', '.join(SAMPLING)} need do_sample",
-            idle,
-            "Sample, or leave them out.",
-        )
+        rule = f"{', '.join(SAMPLING)} need do_sample"
+        _need(sampled or not idle, rule, idle, "Sample, or leave them out.")
 
     @cached_property
     def settings(self) -> GenerationConfig:
@@ -266,12 +252,8 @@ class GenerateOptions(PlainOptions):
         """Return transformers' settings; refuse what a model cannot do for so many prompts."""
         config = self.settings
         new: object = config.max_new_tokens
-        _need(
-            isinstance(new, int) and new >= 1,
-            "max_new_tokens must be an integer of at least 1",
-            new,
-            "Ask for one token or more.",
-        )
+        rule = "max_new_tokens must be an integer of at least 1"
+        _need(isinstance(new, int) and new >= 1, rule, new, "Ask for one token or more.")
         allowed = HONOURED | _WITHOUT_EFFECT
         unknown = {
             name: value
@@ -279,45 +261,28 @@ class GenerateOptions(PlainOptions):
             if value is not None and not name.startswith("_") and _NEUTRAL.get(name) != value
             if name not in allowed
         }
-        _need(
-            not unknown,
-            f"generation settings must be among {sorted(HONOURED)}",
-            unknown,
+        remedy = (
             "Leave the others out (beam search is not supported); where the model's own "
-            "generation_config.json names them, change it, or give others in `config`.",
+            "generation_config.json names them, change it, or give others in `config`."
         )
-        _need(
-            self.samples == 1 or (self.samples > 1 and bool(config.do_sample)),
-            "num_return_sequences must be 1, or more with do_sample",
-            self.samples,
-            "Sample, or ask for one.",
-        )
+        _need(not unknown, f"generation settings must be among {sorted(HONOURED)}", unknown, remedy)
+        fits = self.samples == 1 or (self.samples > 1 and bool(config.do_sample))
+        rule = "num_return_sequences must be 1, or more with do_sample"
+        _need(fits, rule, self.samples, "Sample, or ask for one.")
         rows = prompts * self.samples
-        _need(
-            self.streamer is None or rows == 1,
-            "a streamer takes one row",
-            f"{rows} rows",
-            "Stream one prompt and one sample.",
-        )
-        _need(
-            self.streams is None or len(self.streams) == rows,
-            "streams must be integers of at least 0, one per row",
-            f"{len(self.streams or ())} for {rows} rows",
-            "Give as many as prompts times samples.",
-        )
+        rule, remedy = "a streamer takes one row", "Stream one prompt and one sample."
+        _need(self.streamer is None or rows == 1, rule, f"{rows} rows", remedy)
+        streams = rows if self.streams is None else len(self.streams)
+        rule = "streams must be integers of at least 0, one per row"
+        remedy = "Give as many as prompts times samples."
+        _need(streams == rows, rule, f"{streams} for {rows} rows", remedy)
         ids = merged_model.backbone.vocab_size
-        _need(
-            (self.logprobs or 0) <= ids,
-            f"logprobs must lie between 0 and {ids}",
-            self.logprobs,
-            "Ask for fewer.",
-        )
-        _need(
-            self.span_eviction is None or self.merge == "none" or merged_model.merge_depth > 0,
-            "span_eviction reads prompt and generated tokens raw",
-            f"merge {self.merge or 'all'!r}",
-            "Merge none, or leave it out.",
-        )
+        rule = f"logprobs must lie between 0 and {ids}"
+        _need((self.logprobs or 0) <= ids, rule, self.logprobs, "Ask for fewer.")
+        reads_raw = self.merge == "none" or merged_model.merge_depth > 0
+        rule = "span_eviction reads prompt and generated tokens raw"
+        found, remedy = f"merge {self.merge or 'all'!r}", "Merge none, or leave it out."
+        _need(self.span_eviction is None or reads_raw, rule, found, remedy)
         return config
 
     def reading(self, merged_model: MergedModel) -> MergedModel:
@@ -341,11 +306,8 @@ def _checked(settings: Mapping[str, Any]) -> GenerationConfig:
     try:
         return GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
     except (TypeError, ValueError) as error:
-        raise GenerationError(
-            "a generation option is out of range",
-            str(error).rstrip("."),
-            "Correct it, or leave it out.",
-        ) from error
+        rule, remedy = "a generation option is out of range", "Correct it, or leave it out."
+        raise GenerationError(rule, str(error).rstrip("."), remedy) from error
 
 
 def _need(ok: bool, rule: str, value: object, remedy: str) -> None:

@@ -182,27 +182,22 @@ class GenerationState:
         """
         cache, made_by, rows = self.cache, self.merged_model, len(self.raw_ids)
         if cache is None:
-            raise GenerationError(
-                "a state that is continued must have a cache",
-                "it was released, or spans were evicted from it",
-                "Use the state of another output.",
-            )
+            rule = "a state that is continued must have a cache"
+            found = "it was released, or spans were evicted from it"
+            raise GenerationError(rule, found, "Use the state of another output.")
         backbone = merged_model.backbone
         form = (merged_model.unit_positions, merged_model.merge_depth)
-        require(
-            backbone is made_by.backbone and form == (made_by.unit_positions, made_by.merge_depth),
-            GenerationError,
-            "a state can be continued by the backbone, unit positions and merge depth that made it",
-            f"{backbone.name or 'another backbone'}, {form[0]}, depth {form[1]}",
-            "Continue it with the same loaded model.",
+        same = form == (made_by.unit_positions, made_by.merge_depth)
+        rule = (
+            "a state can be continued by the backbone, unit positions and merge depth that made it"
         )
-        require(
-            prompts > 0 and rows in (1, prompts),
-            GenerationError,
-            "a continued state needs one prompt per row",
-            f"{prompts} prompts, {rows} rows",
-            "Pass as many prompts as the output has rows.",
-        )
+        found = f"{backbone.name or 'another backbone'}, {form[0]}, depth {form[1]}"
+        remedy = "Continue it with the same loaded model."
+        require(same and backbone is made_by.backbone, GenerationError, rule, found, remedy)
+        fits = prompts > 0 and rows in (1, prompts)
+        rule = "a continued state needs one prompt per row"
+        remedy = "Pass as many prompts as the output has rows."
+        require(fits, GenerationError, rule, f"{prompts} prompts, {rows} rows", remedy)
         ids = self.raw_ids if rows > 1 else self.raw_ids * prompts
         return GenerationState(ids, cache, merged_model, self.all_fed)
 

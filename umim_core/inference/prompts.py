@@ -54,13 +54,9 @@ def read_prompts(
     plain = [prompt.ids if isinstance(prompt, PromptIds) else prompt for prompt in prompts]
     new = [id_array(ids, vocabulary, f"prompt {b}: ") for b, ids in enumerate(plain)]
     bare = [b for b, ids in enumerate(new) if not len(ids) and unfed is None]
-    require(
-        not bare,
-        GenerationError,
-        "a prompt must hold at least one token id",
-        f"prompt {', '.join(map(str, bare))}, which is empty",
-        "Write something, or put a BOS token into it.",
-    )
+    rule = "a prompt must hold at least one token id"
+    found = f"prompt {', '.join(map(str, bare))}, which is empty"
+    require(not bare, GenerationError, rule, found, "Write something, or put a BOS token into it.")
     parts = [prompt.parts if isinstance(prompt, PromptIds) else None for prompt in prompts]
     cuts = [merged_model.segment_prompt(*pair) for pair in zip(new, parts, strict=True)]
     if unfed is not None:

@@ -44,11 +44,9 @@ def upload_checkpoint(directory: Path, repo_id: str, private: bool, commit_messa
     """Upload a checkpoint directory to ``owner/name``, made if need be; return its address."""
     backbone = read_config(resolve_checkpoint(directory)).backbone
     if Path(backbone).is_absolute() or Path(backbone).exists():
-        raise CheckpointError(
-            "a published checkpoint must name its backbone so that others can load it",
-            backbone,
-            "Publish the backbone first, then distil with its repository's name.",
-        )
+        rule = "a published checkpoint must name its backbone so that others can load it"
+        remedy = "Publish the backbone first, then distil with its repository's name."
+        raise CheckpointError(rule, backbone, remedy)
     api = HfApi()
     try:
         api.create_repo(repo_id, private=private, exist_ok=True)

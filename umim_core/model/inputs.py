@@ -46,20 +46,17 @@ def prompt_items(
     ``attention_mask``, as tokenizers return it. A mask is 1 where ids count, 0 at padding, in the
     shape of the ids.
     """
-    if (prompts is None) == (input_ids is None):
-        raise GenerationError(
-            "prompts must be given once",
-            "not at all" if prompts is None else "prompts and input_ids",
-            "Pass them as the first argument, or as input_ids.",
-        )
+    found = "not at all" if prompts is None else "prompts and input_ids"
+    remedy = "Pass them as the first argument, or as input_ids."
+    once = (prompts is None) != (input_ids is None)
+    require(once, GenerationError, "prompts must be given once", found, remedy)
     entries: Any = input_ids if prompts is None else prompts
     if isinstance(entries, Mapping):
         if "input_ids" not in entries:
             raise _unfit(f"a mapping of {sorted(map(str, entries))}")
-        if mask is not None and entries.get("attention_mask") is not None:
-            raise GenerationError(
-                "an attention mask must be given once", "twice", "Leave one of them out."
-            )
+        once = mask is None or entries.get("attention_mask") is None
+        rule, remedy = "an attention mask must be given once", "Leave one of them out."
+        require(once, GenerationError, rule, "twice", remedy)
         mask = entries.get("attention_mask") if mask is None else mask
         entries = entries["input_ids"]
     if isinstance(entries, str) or _is_chat(entries) or _is_row(entries):
@@ -116,12 +113,9 @@ def _masked(items: list[Item], mask: Mask) -> list[Item]:
         isinstance(item, np.ndarray) and item.shape == row.shape
         for item, row in zip(items, rows, strict=True)
     )
-    if not fits:
-        raise GenerationError(
-            "an attention mask must have the shape of the ids",
-            f"{[row.shape for row in rows]} for {len(items)} prompts",
-            _REMEDY,
-        )
+    rule = "an attention mask must have the shape of the ids"
+    found = f"{[row.shape for row in rows]} for {len(items)} prompts"
+    require(fits, GenerationError, rule, found, _REMEDY)
     pairs = zip(cast("list[NDArray[np.integer]]", items), rows, strict=True)
     return [ids[row.astype(bool)] for ids, row in pairs]
 
@@ -145,13 +139,10 @@ def encode_prompts(
     for; None does as the tokenizer does by default, and adds none to a text that continues
     ``past``. Chats never get any: their template writes them.
     """
-    require(
-        tools is None or not any(isinstance(item, str | np.ndarray) for item in items),
-        GenerationError,
-        "tools are of chats: the template writes them",
-        "a text or ids",
-        "Pass messages, or leave the tools out.",
-    )
+    of_chats = tools is None or not any(isinstance(item, str | np.ndarray) for item in items)
+    rule = "tools are of chats: the template writes them"
+    remedy = "Pass messages, or leave the tools out."
+    require(of_chats, GenerationError, rule, "a text or ids", remedy)
     if add_special_tokens is None and past is not None:
         add_special_tokens = False
     rows = list[PromptIds]()
@@ -215,19 +206,17 @@ def encode_prefix(
 ) -> PromptIds:
     """Return the raw ids of a text, or of a chat up to the end of its last message's content."""
     items = prompt_items(text)
-    if len(items) != 1:
-        raise GenerationError("a prefix is one text or chat", f"{len(items)} texts", "Pass one.")
+    rule = "a prefix is one text or chat"
+    require(len(items) == 1, GenerationError, rule, f"{len(items)} texts", "Pass one.")
     item = items[0]
     if isinstance(item, str | np.ndarray):
         return encode_prompts(items, backbone, None, add_special_tokens, tools)[0]
     tokenizer = backbone.require_tokenizer()
     written = write_chat(item, tokenizer, tools, roles)
     if written.end is None or item[-1].get("role") != "user":
-        raise GenerationError(
-            "a prefix must end with what a user says, as it is written by the template",
-            f"a last message of {item[-1].get('role')!r}",
-            "Pass the chat up to the message that questions go on, or a text.",
-        )
+        rule = "a prefix must end with what a user says, as it is written by the template"
+        remedy = "Pass the chat up to the message that questions go on, or a text."
+        raise GenerationError(rule, f"a last message of {item[-1].get('role')!r}", remedy)
     read = written.text[: written.end]
     places = [place for place in written.places if place[1] <= written.end]
     return PromptIds(*encode_parts(tokenizer, read, places), written.unmerged)

@@ -76,11 +76,8 @@ def check_load_options(options: LoadOptions) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     loaded = "model" in given or isinstance(given.get("backbone"), Backbone)
     if loaded and (late := {name: given[name] for name in _OF_FILES if name in given}):
-        raise BackboneError(
-            "a backbone that is loaded already has its data type and device",
-            late,
-            "Leave them out, or name the backbone.",
-        )
+        rule = "a backbone that is loaded already has its data type and device"
+        raise BackboneError(rule, late, "Leave them out, or name the backbone.")
     if {"model", "backbone"} <= given.keys():
         raise BackboneError("model and backbone must not both be given", remedy="Leave one out.")
     if "tokenizer" in given and "model" not in given:

@@ -278,13 +278,10 @@ class UMIM:
         options: GenerateOptions,
         one_row: bool = False,
     ) -> Generator[list[Row], None, GenerationOutput]:
-        require(
-            past is None or isinstance(past, GenerationState),
-            GenerationError,
-            "past must be a state or a prefix",
-            type(past).__name__,
-            "Pass output.state, or what umim.prefix returned.",
-        )
+        known = past is None or isinstance(past, GenerationState)
+        rule = "past must be a state or a prefix"
+        remedy = "Pass output.state, or what umim.prefix returned."
+        require(known, GenerationError, rule, type(past).__name__, remedy)
         items = prompt_items(prompts, input_ids, mask)
         if mask is None and not isinstance(prompts, Mapping):
             warn_of_padding(items, self.backbone)
@@ -329,20 +326,14 @@ class UMIM:
             NumericalError: If a log-probability is NaN or infinite.
         """
         model, encode = self.merged_model.reading(merge, raw_tail), self.backbone.encode
-        require(
-            all(map(is_list, (contexts, continuations))) and all(map(is_list, continuations)),
-            EvaluationError,
-            "contexts are a list of texts, continuations a list of such lists",
-            f"{type(contexts).__name__}, {type(continuations).__name__}",
-            "Put it into a list.",
-        )
-        require(
-            len(contexts) == len(continuations),
-            EvaluationError,
-            "every context needs its continuations",
-            f"{len(contexts)} contexts, {len(continuations)} lists",
-            "Pass one list per context.",
-        )
+        lists = all(map(is_list, (contexts, continuations))) and all(map(is_list, continuations))
+        rule = "contexts are a list of texts, continuations a list of such lists"
+        found = f"{type(contexts).__name__}, {type(continuations).__name__}"
+        require(lists, EvaluationError, rule, found, "Put it into a list.")
+        equal = len(contexts) == len(continuations)
+        rule = "every context needs its continuations"
+        found = f"{len(contexts)} contexts, {len(continuations)} lists"
+        require(equal, EvaluationError, rule, found, "Pass one list per context.")
         scored: list[list[float]] = []
         for first in range(0, len(contexts), _CONTEXTS_AT_ONCE):
             part = slice(first, first + _CONTEXTS_AT_ONCE)
@@ -400,10 +391,8 @@ class UMIM:
             (scores,) = token_log_probs([np.array(ids)], model)
             total += finite_sum(scores)
             targets += len(scores)
-        if targets == 0:
-            raise EvaluationError(
-                "perplexity needs at least two tokens", f"{len(texts)} texts", "Pass longer ones."
-            )
+        rule = "perplexity needs at least two tokens"
+        require(targets > 0, EvaluationError, rule, f"{len(texts)} texts", "Pass longer ones.")
         return float(np.exp(-total / targets))
 
     def save_pretrained(self, directory: str | Path) -> None:

@@ -272,12 +272,8 @@ class Gateway(guard.ApiServer):
             return body
         asked = body.get("logit_bias") or {}
         if not isinstance(asked, dict) or not all(map(_ID.fullmatch, asked)):
-            raise api.bad_field(
-                "logit_bias",
-                "logit_bias must be an object of plain ids",
-                "something else",
-                'Write an id as "17".',
-            )
+            rule = "logit_bias must be an object of plain ids"
+            raise api.bad_field("logit_bias", rule, "something else", 'Write an id as "17".')
         return {**body, "logit_bias": {**asked, **self._bias}}
 
     async def _asked(

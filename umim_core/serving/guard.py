@@ -160,21 +160,11 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                     if len(body) > limits.request_bytes:
                         break
     except TimeoutError:
-        raise api.ApiError(
-            408,
-            "slow_body",
-            f"a body must come within {_BODY_SECONDS} s",
-            f"{len(body)} bytes",
-            "Send it faster.",
-        ) from None
+        rule, found = f"a body must come within {_BODY_SECONDS} s", f"{len(body)} bytes"
+        raise api.ApiError(408, "slow_body", rule, found, "Send it faster.") from None
     if max(size, len(body)) > limits.request_bytes:
-        raise api.ApiError(
-            413,
-            "too_large",
-            f"a body may have {limits.request_bytes} bytes",
-            "more",
-            "Shorten the request.",
-        )
+        rule = f"a body may have {limits.request_bytes} bytes"
+        raise api.ApiError(413, "too_large", rule, "more", "Shorten the request.")
     return bytes(body)
 
 
@@ -211,13 +201,8 @@ def deadline(seconds: float) -> float:
 
 
 def _too_late() -> api.ApiError:
-    return api.ApiError(
-        504,
-        "timeout",
-        "an answer must end in time",
-        "it has not",
-        "Ask for fewer tokens, or raise --answer-seconds.",
-    )
+    rule, remedy = "an answer must end in time", "Ask for fewer tokens, or raise --answer-seconds."
+    return api.ApiError(504, "timeout", rule, "it has not", remedy)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result], until: float) -> Result:

@@ -352,9 +352,8 @@ def read_json(raw: bytes) -> dict[str, Any]:
     try:
         document = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
-        raise ApiError(
-            400, "invalid_json", "a body must be JSON", str(error)[:100], "Send a JSON object."
-        ) from error
+        rule, remedy = "a body must be JSON", "Send a JSON object."
+        raise ApiError(400, "invalid_json", rule, str(error)[:100], remedy) from error
     if not isinstance(document, dict):
         rule, found = "a body must be a JSON object", _KINDS.get(type(document), document)
         raise ApiError(400, "invalid_json", rule, found)
@@ -367,8 +366,7 @@ def parse_body(path: str, raw: bytes) -> AnyBody:
     prompt = document.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
-            rule = "a request holds one prompt"
-            value = f"{len(prompt)} prompts"
+            rule, value = "a request holds one prompt", f"{len(prompt)} prompts"
             remedy = "Send one request each; they run together."
             raise ApiError(400, "unsupported", rule, value, remedy, param="prompt")
         document["prompt"] = prompt = prompt[0]
