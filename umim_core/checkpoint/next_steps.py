@@ -76,16 +76,12 @@ def after_training(checkpoint: str | Path) -> list[str]:
 def after_pruning(
     out: Path, config: CheckpointConfig, texts: Sequence[str], reading: Reading
 ) -> list[str]:
-    """Return how to use a pruned checkpoint, and how to train it further with its rules.
-
-    ``umim train`` takes models of no named revision.
-    """
-    generate = ["umim", "generate", PROMPT, "-c", str(out), "--show"]
+    """Return how to train a pruned checkpoint further, if its model is of no named revision."""
     rules = str(out / "checkpoint" / "rules")
     train = ["umim", "train", config.backbone, *_read(texts, reading), "--rules", rules]
     train += ["--start", str(out), "--out", str(out.with_name(f"{out.name}-trained"))]
-    lines = [f"  {shlex.join(generate)}", f"  {shlex.join(train)}"]
-    return lines[:1] if config.backbone_revision else lines
+    said = ["To train a module for the rules that stay:", f"  {shlex.join(train)}"]
+    return [] if config.backbone_revision else said
 
 
 def to_compare(recipe: Path) -> list[str]:

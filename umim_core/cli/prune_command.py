@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from umim_core.cli import shared_options as shared
-from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.cli.console_output import JsonFlag, log_lines
 from umim_core.errors import ArtifactError, ConfigError, CorpusError, require
 
 if TYPE_CHECKING:
@@ -184,9 +184,7 @@ def prune(
     before, after_decoding = (by.token_reduction(*text) for by in (umim.matcher, Matcher(decoding)))
     # Prices are estimated nats per occurrence of a rule, over the tokens that one saves.
     found: dict[str, Any] = {
-        "checkpoint": str(place / "checkpoint"),
         "damage": str(damage or place / "damage"),
-        "name": target.record(place / "checkpoint"),
         "rules_before": len(table.rules),
         "rules": len(cut.rules),
         "rules_met": int((table.occurrences > 0).sum()),
@@ -226,15 +224,11 @@ def prune(
             f"({decode_tr:.2%} were asked for: many rules have the price of the dearest one, as "
             "rules that were not met do, and a bound takes all of them)"
         )
-    lines.append(f"checkpoint:   {found['checkpoint']}")
-    lines.append(f"damage table: {found['damage']}   (--damage: other targets without a new pass)")
-    if found["name"] is not None:
-        lines.append(f"name:         {found['name']}   (umim path lists all)")
     if patterns and target_tr is not None:
         lines.append(f"no rule holds: {', '.join(cut.rules.options.protect)}")
-    lines += ["", "Next, generate, or train a module for the rules that stay:"]
-    lines += after_pruning(place, umim.checkpoint.config, files, reading)
-    emit(found, lines, as_json)
+    lines.append(f"damage table: {found['damage']}   (--damage: other targets without a new pass)")
+    further = after_pruning(place, umim.checkpoint.config, files, reading)
+    shared.emit_checkpoint(target, place / "checkpoint", found, lines, as_json, further)
 
 
 def _check_own(table: DamageTable, directory: str, umim: UMIM) -> None:
