@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.command_line import Umim, console
+from support.command_line import LETTERS, Umim, console
+from support.tiny_models import tiny_model, word_tokenizer
 
 SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 
@@ -18,6 +19,20 @@ def umim(
 ) -> Umim:
     monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
     return console(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="session")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of one-letter words and the word 7, with a chat template; left alone."""
+    folder = tmp_path_factory.mktemp("letters")
+    tiny_model().save_pretrained(folder)
+    tokenizer = word_tokenizer(LETTERS)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role[0] + ' ' + m.content + ' ' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'a ' }}{% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

@@ -120,14 +120,6 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer of one-letter words and the word 7."""
-    folder = tmp_path_factory.mktemp("words")
-    word_tokenizer(["<eos>", "7", *ascii_lowercase]).save_pretrained(folder)
-    return folder
-
-
 def conversations(count: int) -> list[dict[str, Any]]:
     """Chats: a user's 2 words, and a result of 12 tokens, 8 of them equal in all chats.
 
@@ -142,11 +134,11 @@ def conversations(count: int) -> list[dict[str, Any]]:
 
 
 def test_figures_add_up_and_unusable_rows_are_told_without_their_text(
-    umim: Umim, words: Path, tmp_path: Path
+    umim: Umim, letters: Path, tmp_path: Path
 ) -> None:
     rows = [*conversations(40), *(row for row, _ in UNUSABLE.values())]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\nno JSON " + SECRET)
-    options = ("report", tmp_path, "--tokenizer", words)
+    options = ("report", tmp_path, "--tokenizer", letters)
     page = tmp_path / "report.html"
     result = document(umim(*options, "--json", "--html", page))
     assert result["requests"] == 40 and result["held_out"] == 8
@@ -190,12 +182,12 @@ def test_what_calls_spell_and_answers_repeat_is_no_saving_as_it_never_merges(
 
 
 def test_a_warm_prefix_cache_serves_whole_blocks_of_what_came_before(
-    umim: Umim, words: Path, tmp_path: Path
+    umim: Umim, letters: Path, tmp_path: Path
 ) -> None:
     first = " ".join(ascii_lowercase[n % 9] for n in range(40))
     rows = [{"messages": [message("system", first), message("user", w)]} for w in ("a", "b")]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    result = document(umim("report", tmp_path, "--tokenizer", words, "--json"))
+    result = document(umim("report", tmp_path, "--tokenizer", letters, "--json"))
     assert result["cached"] == 32 / 82  # of the second prompt two blocks of 16
 
 
@@ -211,7 +203,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_what_cannot_be_reported_is_one_line(
-    umim: Umim, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    umim: Umim, letters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.jsonl").write_text("\n".join(map(json.dumps, conversations(4))))
@@ -219,7 +211,7 @@ def test_what_cannot_be_reported_is_one_line(
     options, place, message = ERRORS[name]
     if place == "broken.json":
         Path(place).write_text(f'[{{"text": "{SECRET}"')
-    result = umim("report", place, "--tokenizer", words, *options)
+    result = umim("report", place, "--tokenizer", letters, *options)
     assert (result.code, result.out) == (1, "")
     (line,) = result.err.splitlines()
     assert line.startswith("umim: error: ") and message in line and "secret" not in line

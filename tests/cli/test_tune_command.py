@@ -12,29 +12,13 @@ import numpy as np
 import pytest
 
 from support.command_line import Umim, document
-from support.tiny_models import tiny_model, word_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.tuning.tune import ReplyScores
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role[0] + ' ' + m.content + ' ' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'a ' }}{% endif %}"
-)
 OPTIONS = (
     *("--steps", 2, "--spans", 16, "--merge-depth", 1, "--adapter-rank", 2, "--max-tokens", 32),
     *("--device", "cpu"),
 )
-
-
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of one-letter words and 7, with a chat template."""
-    folder = tmp_path_factory.mktemp("backbone")
-    tiny_model().save_pretrained(folder)
-    tokenizer = word_tokenizer(["<eos>", "7", *ascii_lowercase, "A", "B", "C", "D"])
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def log(folder: Path, count: int) -> Path:
@@ -57,10 +41,10 @@ def log(folder: Path, count: int) -> Path:
 
 
 def test_a_log_becomes_a_checkpoint_that_is_found_again_and_tuned_further(
-    umim: Umim, backbone: Path, tmp_path: Path
+    umim: Umim, letters: Path, tmp_path: Path
 ) -> None:
     first, second, log_file = tmp_path / "first", tmp_path / "second", log(tmp_path, 20)
-    made = umim("tune", backbone, log_file, "--out", first, *OPTIONS, "--json")
+    made = umim("tune", letters, log_file, "--out", first, *OPTIONS, "--json")
     found = document(made)
     assert found["left_out"] == {"request that does not fit the model's context": 1}
     assert " in all: training " in made.err.splitlines()[0]  # its time comes first
@@ -78,14 +62,14 @@ def test_a_log_becomes_a_checkpoint_that_is_found_again_and_tuned_further(
     assert checkpoint.rules.sizes.min() >= shortest[-1] >= 3
     assert len(checkpoint.rules) == found["trials"][-1]["spans"]
     assert not (first / "state").exists()
-    again = umim("tune", backbone, log_file, "--out", first, *OPTIONS, "--json")
+    again = umim("tune", letters, log_file, "--out", first, *OPTIONS, "--json")
     assert document(again) == found
     still = (
         *("--start", first, "--steps", 1, "--learning-rate", 1e-9),
         *OPTIONS[2:4],
         *OPTIONS[6:],  # its own rank, too
     )
-    done = umim("tune", backbone, log_file, "--out", second, *still)
+    done = umim("tune", letters, log_file, "--out", second, *still)
     assert done.code == 0 and f"\n  umim serve {second}\n" in done.out, done.err
     assert "umim export" not in done.out  # other engines merge input embeddings alone
     two = Checkpoint.load(second)
@@ -95,16 +79,16 @@ def test_a_log_becomes_a_checkpoint_that_is_found_again_and_tuned_further(
         (("--adapter-rank", 4), "a module that is trained further keeps its form"),
         (("--longest", 12), "must have the 16 tokens of its start; got 12"),
     ):
-        refused = umim("tune", backbone, log_file, "--out", tmp_path / "third", *still, *options)
+        refused = umim("tune", letters, log_file, "--out", tmp_path / "third", *still, *options)
         assert refused.code == 1 and message in refused.err and not (tmp_path / "third").exists()
 
 
 def test_what_merges_input_embeddings_can_be_exported(
-    umim: Umim, backbone: Path, tmp_path: Path
+    umim: Umim, letters: Path, tmp_path: Path
 ) -> None:
     out, exported = tmp_path / "out", tmp_path / "out-exported"
     depth = ("--merge-depth", 0)
-    made = umim("tune", backbone, log(tmp_path, 20), "--out", out, *OPTIONS, *depth)
+    made = umim("tune", letters, log(tmp_path, 20), "--out", out, *OPTIONS, *depth)
     assert f"\n  umim export {out} --out {exported}\n" in made.out, made.err
     done = umim("export", out, "--out", exported, "--json")
     assert document(done)["spans"] == len(Checkpoint.load(out).rules)
@@ -123,14 +107,14 @@ def test_what_merges_input_embeddings_can_be_exported(
 )
 def test_what_cannot_be_tuned_is_refused(
     umim: Umim,
-    backbone: Path,
+    letters: Path,
     tmp_path: Path,
     options: tuple[str, ...],
     count: int,
     own: dict[str, int],
     message: str,
 ) -> None:
-    out, model = tmp_path / "out", shutil.copytree(backbone, tmp_path / "model")
+    out, model = tmp_path / "out", shutil.copytree(letters, tmp_path / "model")
     (model / "generation_config.json").write_text(json.dumps(own))
     result = umim("tune", model, log(tmp_path, count), "--out", out, *OPTIONS, *options)
     *told, line = result.err.splitlines()

@@ -10,7 +10,7 @@ The model is made to choose given tokens, so that what merges, and when, can be 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
 
 from support.engine_matrix import build, from_scratch, module_for, settings
 from support.merged_models import placed
@@ -36,45 +35,14 @@ LONG = (1, 2, 3, 4, 5, 6, 7)
 NESTED = ((1, 2), (1, 2, 3), (1, 2, 3, 4))
 
 
-class Forced(LogitsProcessor):
-    """Let each row choose the tokens that were planned for its prompt, whatever the scores say.
-
-    Args:
-        plans: Raw prompt -> tokens to choose after it.
-    """
-
-    def __init__(self, plans: dict[tuple[int, ...], tuple[int, ...]]) -> None:
-        self.plans = plans
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        ids = tuple(input_ids[0].tolist())
-        [token] = {
-            plan[len(ids) - len(prompt)]
-            for prompt, plan in self.plans.items()
-            if ids[: len(prompt)] == prompt and ids[len(prompt) :] == plan[: len(ids) - len(prompt)]
-        }
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, token] = 0.0
-        return forced
-
-
-@dataclass(frozen=True)
-class Case:
-    """Tokens that are chosen under some rules, and the cache lengths that follow by hand.
-
-    Attributes:
-        rules: Spans that merge.
-        prompt: Raw prompt.
-        chosen: What the model is made to choose; the last token is never fed.
-        lengths: Units in the cache after the prompt and after every fed token.
-        end: The token that ends the row, if any.
-    """
+class Case(NamedTuple):
+    """Tokens that are chosen under some rules, and the cache lengths that follow by hand."""
 
     rules: tuple[tuple[int, ...], ...]
     prompt: tuple[int, ...]
-    chosen: tuple[int, ...]
-    lengths: tuple[int, ...]
-    end: int | None = field(default=None)
+    chosen: tuple[int, ...]  # the last one is never fed
+    lengths: tuple[int, ...]  # units in the cache after the prompt and after every fed token
+    end: int | None = None  # the token that ends the row, if any
 
 
 CASES = {
@@ -109,10 +77,20 @@ def compared(
     """Generate what the cases (of one rule set) plan, and compare every step of every row."""
     [rules] = {case.rules for case in cases}
     [end] = {case.end for case in cases}
+    plans = {case.prompt: case.chosen for case in cases}
     backbone = build(name, dtype)
     matcher = Matcher(RuleSet.from_spans(rules))
     module = module_for(backbone, matcher.rules.longest)
     seen = 0
+
+    def planned(input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Let a row choose what was planned for its prompt, whatever the scores say."""
+        ids = tuple(input_ids[0].tolist())
+        made = {prompt: ids[len(prompt) :] for prompt in plans if ids[: len(prompt)] == prompt}
+        [token] = {plans[p][len(m)] for p, m in made.items() if plans[p][: len(m)] == m}
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, token] = 0.0
+        return forced
 
     def compare(forward: Forward) -> None:
         nonlocal seen
@@ -131,7 +109,7 @@ def compared(
         settings(
             max(len(case.chosen) for case in cases),
             eos_token_id=end,
-            logits_processor=LogitsProcessorList([Forced({c.prompt: c.chosen for c in cases})]),
+            logits_processor=[planned],
             observer=compare,
         ),
     )

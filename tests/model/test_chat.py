@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from support.merged_models import fresh_model
 from support.tiny_models import random_backbone
@@ -45,29 +45,20 @@ TEMPLATES = {
 REPLIES = (" Sure, the sum.\n\n", "Sure,\n the sum", "  \n The array. " + END, END)
 
 
-class Says(LogitsProcessor):
-    """Make the model say a text, from its first call on."""
-
-    def __init__(self, ids: list[int]) -> None:
-        self._ids = iter(ids)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        forced = torch.full_like(scores, -torch.inf)
-        forced[0, next(self._ids)] = 0.0
-        return forced
-
-
 def say(
     umim: UMIM, chat: list[dict[str, str]], reply: str, last: GenerationOutput | None
 ) -> GenerationOutput:
     """Let the model reply, and add what a caller would: the text that was returned."""
     ids = umim.backbone.encode(reply)
-    output = umim.generate(
-        chat,
-        max_new_tokens=len(ids),
-        past=last.state if last else None,
-        logits_processor=LogitsProcessorList([Says(ids)]),
-    )
+    left = iter(ids)
+
+    def chosen(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = torch.full_like(scores, -torch.inf)
+        forced[0, next(left)] = 0.0
+        return forced
+
+    past = last.state if last else None
+    output = umim.generate(chat, max_new_tokens=len(ids), past=past, logits_processor=[chosen])
     assert list(output.ids[0]) == ids
     chat.append({"role": "assistant", "content": output.text[0]})
     return output
@@ -230,22 +221,6 @@ def test_a_chat_is_rendered_by_its_template(talker: UMIM) -> None:
     base = talker.generate(rendered, max_new_tokens=6, merge="none")
     assert talker.generate(chat, max_new_tokens=6, merge="none") == base
     assert talker.generate([chat, chat], max_new_tokens=6).text == output.text * 2
-
-
-def test_a_growing_chat_only_appends_units(talker: UMIM) -> None:
-    """Units of turn t and the reply's ids are a prefix of turn t + 1's, so a prefix cache hits."""
-    chat: list[dict[str, str]] = []
-    ids, spans = list[int](), list[tuple[int, int]]()
-    for turn in range(4):
-        said = f"Return the sum of the array elements over a given axis {'and shape ' * turn}."
-        chat.append({"role": "user", "content": said})
-        output = talker.generate(chat, max_new_tokens=5, merge="prompt", raw_tail=3)
-        assert list(output.prompt_ids[0][: len(ids)]) == ids
-        assert [span for span in output.prompt_spans[0] if span[0] < len(ids)] == spans
-        chat.append({"role": "assistant", "content": output.text[0]})
-        ids = [*output.prompt_ids[0], *talker.backbone.encode(output.text[0])]
-        spans = list(output.prompt_spans[0])
-    assert len(spans) > 4
 
 
 @pytest.mark.parametrize("raw_tail", [0, 3])

@@ -94,7 +94,7 @@ def test_a_hub_name_without_the_network_is_a_typed_error() -> None:
         UMIM.from_pretrained("nobody/nothing", local_files_only=True)
 
 
-def test_options_that_do_not_go_together_are_refused(tiny_checkpoint: Path, home: Path) -> None:
+def test_options_that_do_not_fit_are_refused(tiny_checkpoint: Path, home: Path) -> None:
     model = in_memory(home)
     refused: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"torch_dtype": 1}, TypeError, r"unknown options \['torch_dtype'\]; known are .*dtype"),
@@ -105,6 +105,9 @@ def test_options_that_do_not_go_together_are_refused(tiny_checkpoint: Path, home
         ({"model": torch.nn.Linear(2, 2)}, BackboneError, "of transformers itself; got Linear"),
         ({"attn_implementation": "flex_attention"}, BackboneError, "take an additive mask"),
         ({"device": "cpu", "device_map": "cpu"}, ConfigError, "must not both be given"),
+        ({"protect": "("}, ConfigError, "pattern must be a regular expression or one of"),
+        ({"protect": "w"}, ConfigError, "must leave tokens that rules can use"),
+        ({"protect": ["w1$", "w4$", "w7$"]}, RuleSetError, "rules must be left .* none of"),
     ]
     for options, error, message in refused:
         with pytest.raises(error, match=message):
@@ -181,21 +184,6 @@ def test_protected_tokens_are_in_no_rule_and_in_none_that_is_saved(
     again = UMIM.from_pretrained(tmp_path / "cut", protect="w4")
     assert again.rules.digest == umim.rules.digest
     assert again.rules.options.protect == ("w4", "^w8$")
-
-
-@pytest.mark.parametrize(
-    ("protect", "error", "message"),
-    [
-        ("(", ConfigError, "a protected pattern must be a regular expression or one of"),
-        ("w", ConfigError, "must leave tokens that rules can use"),
-        (["w1$", "w4$", "w7$"], RuleSetError, "rules must be left .* none of"),
-    ],
-)
-def test_patterns_that_leave_no_rule_are_refused(
-    tiny_checkpoint: Path, protect: str | list[str], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        UMIM.from_pretrained(tiny_checkpoint, protect=protect)
 
 
 PRICES = (0.05, 0.2, 0.8)

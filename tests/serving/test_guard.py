@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from support.servers import HTTP, in_thread, wait_for
-from umim_core.serving import connections
+from umim_core.serving import connections, guard
 from umim_core.serving.connections import BoundedServer, Connection
 from umim_core.serving.guard import EventStream, Limits, ServerMetrics, deadline, guarded, read_body
 from umim_core.serving.openai_api import ApiError
@@ -107,12 +107,15 @@ def test_what_never_becomes_a_request_is_closed(url: str) -> None:
         assert [sent for sent, client in clients.items() if not ended(client)] == []
 
 
-def test_a_slow_body_has_its_own_time(url: str) -> None:
-    with connected(url) as client:
-        client.sendall(b"POST /read HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\nx")
-        time.sleep(1.5)  # more than a head has
-        client.sendall(b"x")
-        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+def test_a_slow_body_has_its_own_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_BODY_SECONDS", 3)
+    for rest, said in ((b"x", b"200"), (b"", b"408")):
+        with connected(url) as client:
+            head = b"POST /read HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n"
+            client.sendall(head + b"x")
+            time.sleep(1.5)  # more than a head has
+            client.sendall(rest)
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 " + said)
 
 
 def test_a_body_is_not_read_beyond_its_bound() -> None:

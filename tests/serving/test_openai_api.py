@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -316,14 +314,3 @@ def test_options_of_generate_have_their_names(umim: UMIM, servers: dict[str, Any
     both = {"messages": chat, "max_tokens": 1, "roles": ["user", "system"]}
     after = post(servers["gateway"].url, CHAT, **both).json()["usage"]["umim"]
     assert after["merged_prompt_tokens"] < before["merged_prompt_tokens"]
-
-
-def test_without_a_template_a_chat_is_refused(umim: UMIM) -> None:
-    bare = deepcopy(umim.backbone.require_tokenizer())
-    bare.chat_template = None
-    plain = UMIM(replace(umim.backbone, tokenizer=bare), umim.checkpoint)
-    with in_thread(engine_server(plain).app(None)) as url:
-        answer = post(url, CHAT, messages=[USER])
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
-        message = answer.json()["error"]["message"]
-        assert "chat template" in message and not PYTHON.search(message)

@@ -181,16 +181,26 @@ def test_a_client_sends_calls_and_results_back(server: Any) -> None:
     assert count["raw_prompt_tokens"] == raw > count["merged_prompt_tokens"]
 
 
-@pytest.mark.parametrize("dropped", ["", "<tool_call></tool_call>"])
-def test_a_model_without_calls_refuses_tools(umim: UMIM, dropped: str) -> None:
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "said"),
+    [(PLAIN, TOOLS, "tools"), (PLAIN + "{# <tool_call></tool_call> #}", TOOLS, "tools"),
+     (None, [], "chat template")],
+)  # fmt: skip
+def test_what_a_models_template_cannot_write_is_refused(
+    umim: UMIM, template: str | None, tools: list[Any], said: str
+) -> None:
     tokenizer = deepcopy(umim.backbone.require_tokenizer())
-    template = "{% for m in messages %}{{ m.content }}" + dropped + "{% endfor %}"
     tokenizer.chat_template = template
     plain = UMIM(replace(umim.backbone, tokenizer=tokenizer), umim.checkpoint)
     with in_thread(engine_server(plain).app(None)) as url:
-        answer = post(url, CHAT, messages=[USER], tools=TOOLS)
-        assert answer.status_code == 400 and "tools" in answer.json()["error"]["message"]
-        assert post(url, CHAT, messages=[USER], tools=[], max_tokens=1).status_code == 200
+        answer = post(url, CHAT, messages=[USER], tools=tools)
+        assert answer.status_code == 400 and said in answer.json()["error"]["message"]
+        assert "tokenizer." not in answer.text  # of Python
+        if template is not None:
+            assert post(url, CHAT, messages=[USER], tools=[], max_tokens=1).status_code == 200
 
 
 FORM = CallForm(None, frozenset())

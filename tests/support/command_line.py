@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import cache
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,6 +15,7 @@ from typer.main import get_command
 
 from umim_core.cli.app import main
 
+LETTERS = ["<eos>", "7", *ascii_lowercase, *"ABCD"]  # words of the model ``letters``
 # typer makes all commands anew at every call, in 47 ms.
 pytest.MonkeyPatch().setattr("typer.main.get_command", cache(get_command))
 
