@@ -239,17 +239,13 @@ class Batch(Generic[C]):
             read = cut_left(read, new, model)
         before = [()] * len(prompts) if past is None else past.fed_ids
         rows = [
-            Row(
-                [*fed, *ids.tolist()],
-                len(fed),
-                len(ids),
-                cut,
-                logprobs=None if options.logprobs is None else [],
-                top_logprobs=None if options.logprobs is None else [],
-            )
+            Row([*fed, *ids.tolist()], len(fed), len(ids), cut)
             for fed, ids, cut in zip(before, read.ids, read.cuts, strict=True)
             for _ in range(samples)
         ]
+        if options.logprobs is not None:
+            for row in rows:
+                row.logprobs, row.top_logprobs = [], []
         matcher = self._reader.matcher(options)
         suffixes = (
             SuffixMatcher(NO_RULES, len(rows)) if matcher is None else matcher.suffixes(len(rows))

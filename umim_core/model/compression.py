@@ -72,14 +72,12 @@ class Compression(Shown):
         return (View(tuple(pieces), self.summary, "umim-compression"),)
 
 
-def compress_text(
-    text: str, checkpoint: str, add_special_tokens: bool | None = None, raw_tail: int = 0
-) -> Compression:
+def compress_text(text: str, checkpoint: str, raw_tail: int = 0) -> Compression:
     """Cut a text, which may be empty, into units by a checkpoint's rules, without weights or torch.
 
     The checkpoint is an embedded name, one's own, a directory or a hub repository; its own budget
     counts, if it has one. The last ``raw_tail`` tokens stay raw; special tokens are added as the
-    tokenizer does where nothing is said.
+    tokenizer does.
     """
     directory = resolve_checkpoint(fetch_checkpoint(checkpoint))
     read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, required=("config.json",))
@@ -89,6 +87,6 @@ def compress_text(
         directory / "rules", tokenizer_fingerprint=tokenizer_fingerprint(tokenizer)
     )
     rules.check_vocabulary(len(tokenizer), special_ids(tokenizer))
-    ids = encode(tokenizer, text, add_special_tokens)
+    ids = encode(tokenizer, text, None)
     matcher = Matcher(within_budget(rules, config.budget))
     return Compression.of(ids, matcher, partial(decode, tokenizer), raw_tail)
