@@ -140,13 +140,6 @@ def test_an_added_padding_token_is_no_mismatch(tiny_checkpoint: Path, home: Path
         UMIM.from_pretrained(tiny_checkpoint, model=in_memory(home), tokenizer=tokenizer)
 
 
-def test_a_mismatch_names_the_fields_with_both_values(tiny_checkpoint: Path, home: Path) -> None:
-    edit(home / "config.json", rms_norm_eps=0.5, attention_dropout=0.1)
-    message = r"differs in: rms_norm_eps 1e-06 -> 0\.5\. Load"
-    with pytest.raises(BackboneMismatchError, match=message):
-        UMIM.from_pretrained(tiny_checkpoint, backbone=str(home))
-
-
 def test_an_explicit_override_is_recorded_in_what_is_saved(
     tiny_checkpoint: Path, home: Path, tmp_path: Path
 ) -> None:
@@ -163,15 +156,18 @@ def test_an_explicit_override_is_recorded_in_what_is_saved(
     assert "the weights" in str(note)
 
 
-def test_an_override_without_a_reason_or_of_another_size_is_refused(
+def test_a_mismatch_names_the_fields_and_is_overridden_with_a_reason_at_the_same_size(
     tiny_checkpoint: Path, home: Path
 ) -> None:
-    edit(home / "config.json", rms_norm_eps=0.5)
-    with pytest.raises(BackboneMismatchError, match="rms_norm_eps"):
-        UMIM.from_pretrained(tiny_checkpoint, backbone=str(home), allow_backbone_mismatch=" ")
-    larger = {"backbone": "umim-docs-llama", "allow_backbone_mismatch": "larger"}
-    with pytest.raises(BackboneMismatchError, match="embedding size 16 -> "):
-        UMIM.from_pretrained(tiny_checkpoint, **larger)
+    edit(home / "config.json", rms_norm_eps=0.5, attention_dropout=0.1)
+    for backbone, reason, said in (
+        (str(home), None, r"differs in: rms_norm_eps 1e-06 -> 0\.5\. Load"),
+        (str(home), " ", "rms_norm_eps"),
+        ("umim-docs-llama", "larger", "embedding size 16 -> "),
+    ):
+        options = {"backbone": backbone, "allow_backbone_mismatch": reason}
+        with pytest.raises(BackboneMismatchError, match=said):
+            UMIM.from_pretrained(tiny_checkpoint, **options)
 
 
 def test_protected_tokens_are_in_no_rule_and_in_none_that_is_saved(
