@@ -31,9 +31,7 @@ def prune(
     files: Annotated[list[str], typer.Argument(help="Training text, as umim mine takes it.")],
     target_tr: Annotated[
         float | None,
-        typer.Option(
-            "--target-tr", help="Token reduction that the rules that stay must meet: 0.2."
-        ),
+        typer.Option(help="Token reduction that the rules that stay must meet: 0.2."),
     ] = None,
     every_rule: Annotated[
         bool,
@@ -70,7 +68,6 @@ def prune(
     decode_tr: Annotated[
         float | None,
         typer.Option(
-            "--decode-tr",
             help="The same by effect: the cheapest rules, and ties, that reach this reduction.",
         ),
     ] = None,

@@ -146,7 +146,6 @@ class ModelOptions:
     target_tr: Annotated[
         float | None,
         typer.Option(
-            "--target-tr",
             help="Merge by the cheapest rules that save this share of tokens, as umim prune "
             "measured it; in place of --budget.",
         ),
@@ -201,9 +200,9 @@ def of_field(model: type[BaseModel], name: str, default: object = ..., *flags: s
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose parameters that are groups of options are taken option by option.
+    """Return a command that takes the options of its groups one by one, as typer wants them.
 
-    A group is a dataclass whose fields are options; commands that have these have it.
+    A group is a dataclass whose fields are options; a command has it as one parameter.
     """
     parameters, groups = list[Parameter](), dict[str, type[Any]]()
     for one in signature(command, eval_str=True).parameters.values():
