@@ -166,21 +166,6 @@ def test_log_probabilities_are_the_models_own(top: int) -> None:
         assert torch.allclose(torch.tensor(values), table.float().sort(descending=True)[0][:, :top])
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_turns_without_rules_equal_one_text_that_is_read_once(name: str) -> None:
-    backbone = build(name)
-    engine = Engine(MergedModel.without_merging(backbone))
-    first = engine.generate([[1, 2]], settings(3, **SAMPLED, num_return_sequences=2, seed=0))
-    with forwards_of(backbone.trunk) as seen:
-        second = engine.generate([[4], [5, 6]], settings(3), past=first.state)
-    assert seen == [(2, 3), (2, 1), (2, 1)]  # the unfed token and the new ones; one a step
-    for b, added in enumerate(([4], [5, 6])):
-        whole, row = [1, 2, *first.rows[b].ids, *added], second.rows[b]
-        assert row.ids == engine.generate([whole], settings(3)).rows[0].ids
-        assert row.prompt_ids == (first.rows[b].ids[-1], *added)
-        assert second.state.raw_ids[b] == (*whole, *row.ids)
-
-
 def test_what_cannot_continue_a_state_is_refused_and_leaves_it_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -213,16 +213,6 @@ def test_tools_of_a_text_are_refused(umim: UMIM) -> None:
             call("Return the sum.", tools=TOOLS)
 
 
-def test_a_chat_is_rendered_by_its_template(talker: UMIM) -> None:
-    chat = [{"role": "user", "content": "Return the array."}]
-    rendered = "user: Return the array.\nassistant: "
-    output = talker.generate(chat, max_new_tokens=6)
-    assert output.prompt_ids[0] == tuple(talker.backbone.encode(rendered))
-    base = talker.generate(rendered, max_new_tokens=6, merge="none")
-    assert talker.generate(chat, max_new_tokens=6, merge="none") == base
-    assert talker.generate([chat, chat], max_new_tokens=6).text == output.text * 2
-
-
 @pytest.mark.parametrize("raw_tail", [0, 3])
 @pytest.mark.parametrize("roles", [None, ["system"]])
 def test_only_contents_merge_where_every_pair_of_tokens_is_a_rule(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +31,6 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import Merge, ModuleForm
-from umim_core.embedded.assets import embedded_path
 from umim_core.errors import (
     ArtifactError,
     ConfigError,
@@ -55,8 +54,7 @@ from umim_core.serving.span_files import (
     read_record,
 )
 from umim_core.store.artifacts import sha256_file
-from umim_core.text.chat_parts import content_places, encode_parts
-from umim_core.text.roles import USER, Role
+from umim_core.text.roles import USER
 
 SPANS = 300
 
@@ -386,11 +384,6 @@ def test_what_is_no_export_is_refused(
 
 
 VOCAB = 1000
-TEMPLATE = (
-    "{% for t in tools %}{{ t | tojson }}\n{% endfor %}"
-    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] | trim }}<|endoftext|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
 
 
 def merger(spans: Spans, raw_tail: int = 0, vocab_size: int = VOCAB) -> PromptMerger:
@@ -438,41 +431,6 @@ def test_equals_the_oracle_on_random_texts(seed: int) -> None:
         assert merged == oracle(ids, spans, ranges, raw_tail)
         assert own.merge(ids) == oracle(ids, spans, [(0, len(ids))], raw_tail)
         assert own.expand(merged) == ids
-
-
-@pytest.mark.parametrize("roles", [USER, ("tools", "tool"), get_args(Role)], ids=str)
-def test_units_of_a_chat_begin_those_of_the_next_turn(roles: tuple[Role, ...]) -> None:
-    folders = [embedded_path("umim-docs-gpt2", part) for part in ("checkpoint", "backbone")]
-    assert folders[0] is not None
-    tokenizer = AutoTokenizer.from_pretrained(folders[1])
-    tokenizer.chat_template = TEMPLATE
-    own = PromptMerger(RuleSet.load(folders[0] / "rules"), len(tokenizer), 4, roles)
-    tools = [{"name": name, "description": "The sum of all elements."} for name in ("a", "b")]
-
-    def write(chat: Sequence[Any], tools: Any) -> str:
-        options = {"add_generation_prompt": True, "tokenize": False}
-        return str(tokenizer.apply_chat_template(list(chat), tools=tools, **options))
-
-    asked = "Return the sum of the array elements over a given axis. If None, the sum of all."
-    chat = [{"role": "system", "content": "Return the sum of the array elements over an axis."}]
-    begun: list[int] = []
-    for turn in range(4):
-        chat.append({"role": ("user", "tool")[turn % 2], "content": f"{asked} ({turn})"})
-        text = write(chat, tools)
-        places = content_places(chat, text, write, tools, own.roles)
-        ids, ranges = encode_parts(tokenizer, text, places)
-        merged = own.merge(ids, ranges)
-        assert own.expand(merged) == ids.tolist()
-        parts = {"tools": 2, "system": 1, "user": turn // 2 + 1, "tool": (turn + 1) // 2}
-        contents = sum(parts[role] for role in roles)
-        # Of a tool, what stands before and behind its name, which calls spell.
-        halves = parts["tools"] if "tools" in roles else 0
-        assert len(ranges) == contents + halves
-        assert len(merged) < len(ids) - 2 * contents
-        assert merged[: len(begun)] == begun
-        reply = "The sum of the array elements over the axis."
-        chat.append({"role": "assistant", "content": reply})
-        begun = merged + tokenizer(reply)["input_ids"]
 
 
 def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
