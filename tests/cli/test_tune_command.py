@@ -75,12 +75,9 @@ def test_a_log_becomes_a_checkpoint_that_is_found_again_and_tuned_further(
     two = Checkpoint.load(second)
     assert two.config.form() == checkpoint.config.form() and two.config.adapter_rank == 2
     assert two.module.digest() == checkpoint.module.digest()
-    for options, message in (
-        (("--adapter-rank", 4), "a module that is trained further keeps its form"),
-        (("--longest", 12), "must have the 16 tokens of its start; got 12"),
-    ):
-        refused = umim("tune", letters, log_file, "--out", tmp_path / "third", *still, *options)
-        assert refused.code == 1 and message in refused.err and not (tmp_path / "third").exists()
+    third = tmp_path / "third"
+    refused = umim("tune", letters, log_file, "--out", third, *still, "--longest", 12)
+    assert "must have the 16 tokens of its start; got 12" in refused.err and not third.exists()
 
 
 def test_what_merges_input_embeddings_can_be_exported(
