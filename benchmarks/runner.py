@@ -23,7 +23,7 @@ import numpy as np
 from umim_core.cli.console_output import telling
 from umim_core.errors import ConfigError, require
 from umim_core.evaluation.paired_differences import mean_difference_error
-from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+from umim_core.store.artifacts import json_digest, read_json, write_json
 from umim_core.store.disk import check_writable, write_bytes
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def kept(folder: Path | None, decides: object, make: Callable[[], Any]) -> Any:
     """Return what is made of all that ``decides`` names; what lies in the folder is read there."""
     if folder is None:
         return make()
-    file = folder / f"{sha256_bytes(canonical_json(decides).encode())}.json"
+    file = folder / f"{json_digest(decides)}.json"
     if not file.exists():
         made = make()
         folder.mkdir(parents=True, exist_ok=True)

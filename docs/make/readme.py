@@ -20,7 +20,7 @@ from tasks.report.report import ReportData
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.recipe_files import read_recipe_file
 from umim_core.model.compression import compress_text
-from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
+from umim_core.store.artifacts import directory_digest, json_digest
 
 _PRINTED: Final = ROOT / "infra" / "paper_tables"
 _UMIM: Final = "Merge Module"  # as the paper calls it
@@ -124,7 +124,7 @@ def documents() -> list[Document]:
     """Return README.md, the page of results, the picture, and pages of several result files."""
     # Its tokenizer may have to be fetched: whether it is current is known without.
     rules = directory_digest(resolve_checkpoint(_PICTURED) / "rules")
-    digest = sha256_bytes(canonical_json([_PICTURED, _TEXT, rules]).encode())
+    digest = json_digest([_PICTURED, _TEXT, rules])
     picture = Document(RESULTS / "compress.svg", _picture, f"<!-- text and rules {digest} -->\n")
     return [
         *(Document(path, partial(_with_blocks, path)) for path in _TABLED),

@@ -19,7 +19,7 @@ from typing import Final
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.worker_errors import first_cause
 from umim_core.errors import ClusterError, require
-from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
+from umim_core.store.artifacts import json_digest, sha256_file
 from umim_core.store.disk import not_shared
 
 ANSWER_SECONDS: Final = 30.0  # a worker process starts and imports in a few
@@ -53,7 +53,7 @@ def code_identity() -> CodeIdentity:
 def sources_digest(checkout: Path) -> str:
     files = sorted(path for name in _SOURCES for path in (checkout / name).rglob("*.py"))
     sums = {path.relative_to(checkout).as_posix(): sha256_file(path) for path in files}
-    return sha256_bytes(canonical_json(sums).encode())
+    return json_digest(sums)
 
 
 def _commit(checkout: Path) -> str:

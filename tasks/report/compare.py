@@ -30,7 +30,7 @@ from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import Cell
 from umim_core.errors import ConfigError, require
 from umim_core.rules.ruleset import RULES_SCHEMA
-from umim_core.store.artifacts import canonical_json, read_json, read_manifest, sha256_bytes
+from umim_core.store.artifacts import json_digest, read_json, read_manifest
 from umim_core.task_sets.spec import TASKS
 
 _OF_A_POINT: Final = (
@@ -167,9 +167,7 @@ def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
     The last row comes first: MLflow lists what is new above.
     """
     for row in reversed(rows):
-        key = sha256_bytes(
-            canonical_json([run.key, row.source, row.params(), row.measured()]).encode()
-        )
+        key = json_digest([run.key, row.source, row.params(), row.measured()])
         params = {**row.params(), "model": short_name(row.backbone)}
         run.tracker.comparison_run(
             run.key, key, run_label(row), params, row.measured(), source=row.source
@@ -185,7 +183,7 @@ def record_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact) 
         for point in ({"setting": BASE, **place["base"]}, *place["points"]):
             params = shared | {name: point.get(name) for name in ("setting", "tau", "seed")}
             metrics = {name: point.get(name) for name in _OF_A_POINT}
-            key = sha256_bytes(canonical_json([run.key, params, metrics]).encode())
+            key = json_digest([run.key, params, metrics])
             tau = "" if params["tau"] is None else f" τ {params['tau']}"
             name = f"{params['setting']}{tau} {model}"
             run.tracker.comparison_run(

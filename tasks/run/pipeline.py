@@ -45,7 +45,7 @@ from umim_core.config.recipe import Recipe, RunRecipe
 from umim_core.config.recipe_files import AnyRecipe
 from umim_core.errors import ArtifactError, ConfigError
 from umim_core.progress import listening
-from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.artifacts import json_digest
 from umim_core.training.train_job import CURVE, read_curve
 
 T = TypeVar("T")
@@ -204,7 +204,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     check_root(root)
     tracker = Tracker(root=root)
     params = recipe.model_dump(mode="json")
-    key = sha256_bytes(canonical_json([flow_name, params]).encode())
+    key = json_digest([flow_name, params])
     code = code_identity()
     tags = {
         RECIPE_TAG: recipe.name,

@@ -36,13 +36,7 @@ from tasks.storage.remote_root import fetching, remote_root
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.errors import ArtifactError, require
 from umim_core.progress import current_label
-from umim_core.store.artifacts import (
-    canonical_json,
-    digest_of,
-    read_manifest,
-    safe_join,
-    sha256_bytes,
-)
+from umim_core.store.artifacts import digest_of, json_digest, read_manifest, safe_join
 from umim_core.store.disk import refusals_named
 from umim_core.store.locking import computing
 from umim_core.store.publication import STATE, build_once, last_step
@@ -69,8 +63,7 @@ class Artifact:
     @classmethod
     def of(cls, path: Path, record: Mapping[str, Any], *, executed: bool = False) -> Artifact:
         """Return the artifact in a directory with that manifest."""
-        results = canonical_json([record["digest"], record["metrics"]])
-        digest = sha256_bytes(results.encode())
+        digest = json_digest([record["digest"], record["metrics"]])
         return cls(record["stage"], record["key"], path, digest, executed)
 
     def manifest(self) -> dict[str, Any]:
@@ -227,7 +220,7 @@ class StageSpec:
     @property
     def key(self) -> str:
         parts = [self.name, self.version, dict(self.config), dict(sorted(self.inputs.items()))]
-        return sha256_bytes(canonical_json(parts).encode())
+        return json_digest(parts)
 
 
 @contextmanager

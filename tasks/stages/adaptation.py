@@ -33,13 +33,7 @@ from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.questions import ChoiceScores, score_choices
 from umim_core.evaluation.sizes import Sizes
 from umim_core.model.umim import UMIM
-from umim_core.store.artifacts import (
-    canonical_json,
-    read_json,
-    sha256_bytes,
-    sha256_file,
-    write_json,
-)
+from umim_core.store.artifacts import json_digest, read_json, sha256_file, write_json
 from umim_core.store.disk import write_bytes, write_rows
 from umim_core.task_sets.spec import SPLITS, Question, QuestionForm, TaskSplit, read_questions
 from umim_core.training.train_job import read_summary
@@ -77,7 +71,7 @@ class ChoiceTask:
     def identity(self) -> dict[str, object]:
         form, splits = self.asked
         rows = {split: [asdict(question) for question in part] for split, part in splits.items()}
-        digest = Digest(sha256_bytes(canonical_json(rows).encode()))
+        digest = Digest(json_digest(rows))
         return {"task": self.recipe.task_name, "form": form, "questions": digest}
 
 

@@ -36,7 +36,7 @@ from umim_core.rules.grams import NgramCounts
 from umim_core.rules.inspection import collision_rate
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.arrays import open_array, save_array
-from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+from umim_core.store.artifacts import json_digest, read_json, write_json
 from umim_core.store.publication import STATE, build_once
 from umim_core.text.token_ids import ids_digest, segment_borders
 from umim_core.text.tokens import TokenFiles, check_known
@@ -237,7 +237,7 @@ ByOrder = Mapping[int, np.ndarray]
 
 def keep_part(folder: Path, of: Mapping[str, object], make: Callable[[Path], None]) -> None:
     """Make a part of a stage unless an earlier run has left it, whole and of the same."""
-    key = sha256_bytes(canonical_json(of).encode())
+    key = json_digest(of)
     built = build_once(folder, key, make, kind="part", schema=1, rebuild="damaged")
     if not built.executed:
         logger.info("%s was finished by an earlier run", folder.name.replace("-", " "))

@@ -18,7 +18,7 @@ from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoin
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.errors import CorpusError, require
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
+from umim_core.store.artifacts import directory_digest, json_digest
 from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSplit
 from umim_core.text.sources import (
     HubDataset,
@@ -194,4 +194,4 @@ class Questions:
 
 
 def _digest(parts: list[object]) -> Digest:
-    return Digest(sha256_bytes(canonical_json(parts).encode()))
+    return Digest(json_digest(parts))

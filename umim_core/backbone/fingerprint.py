@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from umim_core.backbone.tokenizer_files import check_place
 from umim_core.errors import BackboneError
 from umim_core.model_sources.packaged_model import PACKAGED
-from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
+from umim_core.store.artifacts import json_digest, sha256_bytes, sha256_file
 from umim_core.store.user_records import remembered
 
 _LARGE: Final = 1 << 20  # characters of a tokenizer's JSON: reading and writing it takes 0.2 s
@@ -46,15 +46,15 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase, without: object = 
             "class": type(tokenizer).__name__,
             "special": tokenizer.all_special_tokens,
         }
-        return _digest(state)
+        return json_digest(state)
     text = backend.to_str()
     if len(text) < _LARGE:
-        return _digest(_pipeline(text, without))
+        return json_digest(_pipeline(text, without))
     return remembered(
         "tokenizers",
         [repr(without), sha256_bytes(text.encode())],
         TypeAdapter(str),
-        lambda: _digest(_pipeline(text, without)),
+        lambda: json_digest(_pipeline(text, without)),
         lambda known: re.fullmatch("[0-9a-f]{64}", known) is not None,
     )
 
@@ -67,10 +67,6 @@ def _pipeline(text: str, without: object) -> dict[str, object]:
     if isinstance(added, list):
         state["added_tokens"] = [token for token in added if token["content"] != without]
     return state
-
-
-def _digest(state: object) -> str:
-    return sha256_bytes(canonical_json(state).encode())
 
 
 def backbone_identity(name: str, revision: str | None) -> str:

@@ -34,7 +34,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import layer_range
 from umim_core.baselines.methods import Text, TokenReducer, highest, read_behind
 from umim_core.errors import BackboneError, require
-from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.artifacts import json_digest
 from umim_core.store.user_records import remembered
 from umim_core.task_sets.prompt_filling import ADJECTIVES, NOUNS, inserted, sentences
 from umim_core.text.token_ids import Ints
@@ -85,12 +85,10 @@ def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
 
 def known_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
     """Return what :func:`find_evaluator_heads` finds, from the user's cache where it is known."""
-    texts = canonical_json(
-        [[text.ids.tolist(), text.needle.start, text.needle.stop] for text in probes(backbone)]
-    )
+    texts = [[text.ids.tolist(), text.needle.start, text.needle.stop] for text in probes(backbone)]
     key = {
         "choice": _VERSION,
-        "probes": sha256_bytes(texts.encode()),
+        "probes": json_digest(texts),
         "backbone": backbone.fingerprint,
         "tokenizer": backbone.tokenizer_fingerprint,
         "dtype": str(backbone.dtype),

@@ -27,7 +27,7 @@ import numpy as np
 from umim_core.errors import ConfigError, EvaluationError, require
 from umim_core.evaluation.paired_differences import mean_error
 from umim_core.evaluation.sizes import Sizes
-from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.artifacts import json_digest
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -202,7 +202,7 @@ def _loaded(source: QuestionSource) -> tuple[Task, str]:
         if source.answers is not None and repeats:
             task.set_config("repeats", min(repeats, source.answers))
     documents = [task.eval_docs[index] for index in range(len(task.eval_docs))]
-    return task, sha256_bytes(canonical_json(documents).encode())
+    return task, json_digest(documents)
 
 
 def score_questions(

@@ -50,6 +50,11 @@ def sha256_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def json_digest(value: object) -> str:
+    """Return the SHA-256 of a value's canonical JSON."""
+    return sha256_bytes(canonical_json(value).encode())
+
+
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file in hex, read in chunks."""
     with path.open("rb") as stream:
@@ -162,7 +167,7 @@ def write_manifest(directory: Path, *, kind: str, schema: int, body: Mapping[str
 
 def _seal(record: Mapping[str, object]) -> str:
     """Return the SHA-256 of a manifest's other fields, as they are once read back."""
-    return sha256_bytes(canonical_json(json.loads(canonical_json(record))).encode())
+    return json_digest(json.loads(canonical_json(record)))
 
 
 def read_manifest(

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from umim_core.errors import ArtifactError
-from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.artifacts import json_digest
 from umim_core.store.disk import read_bytes, user_cache, write_bytes
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def remembered(
     The key is everything that the value depends on, as JSON. A recorded value that does not fit
     the key is damaged, and made again.
     """
-    record = user_cache() / folder / f"{sha256_bytes(canonical_json(key).encode())}.json"
+    record = user_cache() / folder / f"{json_digest(key)}.json"
     with suppress(OSError, ValidationError):
         known = kind.validate_json(read_bytes(record, _MOST_BYTES))
         if fits(known):

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from umim_core.config.evaluate import MergedPart
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.registry import Registry
-from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.artifacts import json_digest
 from umim_core.store.disk import user_cache
 from umim_core.store.publication import build_once
 from umim_core.text.documents import read_objects
@@ -157,7 +157,7 @@ class TaskSet:
         It lies under ``$XDG_CACHE_HOME/umim`` (``~/.cache/umim``), one folder per content of
         ``sources``; a second process waits for the first.
         """
-        digest = sha256_bytes(canonical_json(self.sources()).encode())
+        digest = json_digest(self.sources())
         place = user_cache() / f"{self.name}-{digest[:16]}"
         build_once(
             place,

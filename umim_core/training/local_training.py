@@ -29,7 +29,7 @@ from umim_core.errors import CorpusError, require
 from umim_core.progress import followed
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import save_array
-from umim_core.store.artifacts import canonical_json, directory_digest, sha256_bytes
+from umim_core.store.artifacts import directory_digest, json_digest
 from umim_core.store.publication import build_once, last_step, publish_directory
 from umim_core.task_sets.spec import SPLITS
 from umim_core.text.sources import Source
@@ -64,7 +64,7 @@ def train_checkpoint(job: TrainJob, source: Source, out: Path) -> dict[str, floa
     }
     built = build_once(
         out,
-        sha256_bytes(canonical_json(decisive).encode()),
+        json_digest(decisive),
         lambda folder: _train(replace(job, out=str(folder)), source, rules, out.resolve()),
         kind="trained",
         schema=1,

@@ -47,8 +47,8 @@ from umim_core.progress import duration, followed, logger
 from umim_core.rules.matcher import PromptIds, token_reduction
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import (
-    canonical_json,
     directory_digest,
+    json_digest,
     read_json,
     sha256_bytes,
     write_json,
@@ -166,7 +166,7 @@ def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparis
         decisive["start"] = directory_digest(Path(str(options.start)))
     build_once(
         out,
-        sha256_bytes(canonical_json(decisive).encode()),
+        json_digest(decisive),
         lambda folder: _tune(trained, held, options, folder),
         kind="tuned",
         schema=1,
