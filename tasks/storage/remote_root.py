@@ -22,7 +22,6 @@ import logging
 import math
 import os
 import pkgutil
-import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,8 +34,8 @@ from umim_core.addresses import scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
 from umim_core.errors import ArtifactError, MissingExtraError
 from umim_core.store.artifacts import MANIFEST, payload_files, read_manifest, safe_join
-from umim_core.store.disk import flush_tree
 from umim_core.store.locking import directory_lock
+from umim_core.store.publication import give_name, make_way
 from umim_core.store.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -152,12 +151,8 @@ class RemoteRoot:
                 read_manifest(incoming, kind="stage", schema=manifest.layout)
             except ArtifactError as error:
                 raise self._altered(name, str(error).replace(f"{incoming}/", "")) from error
-            flush_tree(incoming)
-            if local.is_file():
-                shutil.rmtree(final)
-            elif os.path.lexists(final):  # nothing of ours, as where nothing is fetched
-                final.rename(final.with_name(f"{final.name}.torn-{time.time_ns()}"))
-            incoming.rename(final)
+            make_way(final)
+            give_name(incoming, final)
         logger.info("%s: fetched in %.1f s", name.split("/")[0], time.monotonic() - began)
         return True
 

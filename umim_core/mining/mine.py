@@ -161,13 +161,10 @@ def rules_of(counts: NgramCounts, origin: RuleOrigin, tokens: TokenFiles, offset
 
 
 def _check_documents(tokens: TokenFiles, options: RuleOptions) -> None:
-    require(
-        tokens.num_documents >= options.min_documents,
-        CorpusError,
-        f"min_documents is {options.min_documents}, so the corpus must have as many documents",
-        tokens.num_documents,
-        "Lower it; ready ids and a text file are one document each.",
-    )
+    rule = f"min_documents is {options.min_documents}, so the corpus must have as many documents"
+    remedy = "Lower it; ready ids and a text file are one document each."
+    fits = tokens.num_documents >= options.min_documents
+    require(fits, CorpusError, rule, tokens.num_documents, remedy)
 
 
 def mine_rules(
@@ -186,13 +183,11 @@ def mine_rules(
     need no tokenizer; then no fingerprint is kept.
     """
     chosen = options or RuleOptions()
-    require(
-        chosen.source == ("frequency" if backbone is None else "confidence"),
-        ConfigError,
-        "rules are mined with source 'frequency', or 'confidence' and a backbone",
-        f"{chosen.source} with {'no backbone' if backbone is None else backbone.name}",
-        "Correct the source, or name the model.",
-    )
+    rule = "rules are mined with source 'frequency', or 'confidence' and a backbone"
+    found = f"{chosen.source} with {'no backbone' if backbone is None else backbone.name}"
+    remedy = "Correct the source, or name the model."
+    fits = chosen.source == ("frequency" if backbone is None else "confidence")
+    require(fits, ConfigError, rule, found, remedy)
     out = Path(out)
     check_absent(out)
     length = chosen.length

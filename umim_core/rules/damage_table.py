@@ -32,6 +32,7 @@ DAMAGE_KIND: Final = "damage"
 DAMAGE_SCHEMA: Final = 1
 PRIOR_OCCURRENCES: Final = 4.0
 _ARRAYS: Final[dict[str, Any]] = {"occurrences": np.int64, "merges": np.int64, "kl": np.float64}
+_AGAIN: Final = "Measure the rules again."
 
 Floats = NDArray[np.float64]
 
@@ -73,22 +74,15 @@ class DamageTable:
     def __post_init__(self) -> None:
         for name, kind in _ARRAYS.items():
             column = getattr(self, name)
-            require(
-                column.shape == (len(self.rules),) and column.dtype == kind,
-                ArtifactError,
-                f"{name} of a damage table must be {len(self.rules)} numbers, one a rule",
-                f"shape {column.shape}, {column.dtype}",
-                "Measure the rules again.",
-            )
+            rule = f"{name} of a damage table must be {len(self.rules)} numbers, one a rule"
+            found = f"shape {column.shape}, {column.dtype}"
+            fits = column.shape == (len(self.rules),) and column.dtype == kind
+            require(fits, ArtifactError, rule, found, _AGAIN)
         possible = (self.merges >= 0) & (self.merges <= self.occurrences) & np.isfinite(self.kl)
         at = int(possible.argmin()) if len(self.rules) else 0
-        require(
-            bool(possible.all()),
-            ArtifactError,
-            "a rule of a damage table must have 0 <= merges <= occurrences and a finite KL",
-            [column[at : at + 1].tolist() for column in (self.merges, self.occurrences, self.kl)],
-            "Measure the rules again.",
-        )
+        rule = "a rule of a damage table must have 0 <= merges <= occurrences and a finite KL"
+        row = [column[at : at + 1].tolist() for column in (self.merges, self.occurrences, self.kl)]
+        require(bool(possible.all()), ArtifactError, rule, row, _AGAIN)
 
     @property
     def saved_tokens(self) -> Ints:
@@ -136,7 +130,7 @@ class DamageTable:
         names = [f"{name}.npy" for name in _ARRAYS]
         manifest = read_manifest(path, kind=DAMAGE_KIND, schema=DAMAGE_SCHEMA, required=names)
         rule = f"{path}/manifest.json must describe a damage table"
-        with described(rule, "Measure the rules again."):
+        with described(rule, _AGAIN):
             origin = DamageOrigin.model_validate(manifest)
         arrays = {name: open_array(path / f"{name}.npy") for name in _ARRAYS}
         return cls(RuleSet.load(path / "rules"), **arrays, origin=origin)

@@ -85,13 +85,10 @@ def select(counts: NgramCounts, tau: int, min_documents: int = 1) -> NgramCounts
     first token), so every prefix that is needed is kept.
     """
     counts.check_reached(tau)
-    require(
-        min_documents == 1 or (min_documents > 1 and counts.documents is not None),
-        RuleSetError,
-        "min_documents must be 1, or above where documents were counted",
-        min_documents,
-        "Count documents too.",
-    )
+    rule = "min_documents must be 1, or above where documents were counted"
+    remedy = "Count documents too."
+    fits = min_documents == 1 or (min_documents > 1 and counts.documents is not None)
+    require(fits, RuleSetError, rule, min_documents, remedy)
     keys, support, documents = {}, {}, {}
     ranks: Ints | None = None  # new rank of every gram of the order below
     for n in counts.orders:
@@ -128,11 +125,7 @@ def orders_to(longest: int) -> tuple[int, ...]:
 
 def check_longest(longest: int) -> int:
     """Return the most tokens of a rule if rules may be so long."""
-    require(
-        LONGEST <= longest <= MAX_LONGEST,
-        RuleSetError,
-        f"longest, the most tokens of a rule, must lie in {LONGEST}..{MAX_LONGEST}",
-        longest,
-        f"Take {LONGEST} for prose, {MAX_LONGEST} for schemas, logs and tool results.",
-    )
+    rule = f"longest, the most tokens of a rule, must lie in {LONGEST}..{MAX_LONGEST}"
+    remedy = f"Take {LONGEST} for prose, {MAX_LONGEST} for schemas, logs and tool results."
+    require(LONGEST <= longest <= MAX_LONGEST, RuleSetError, rule, longest, remedy)
     return longest

@@ -169,13 +169,10 @@ def segment_parts(
 def check_parts(parts: Sequence[tuple[int, int]], size: int) -> None:
     """Refuse parts of a text of so many tokens that lie beyond it, or not in order and apart."""
     borders = [0, *chain.from_iterable(parts), size]
-    require(
-        all(first <= end for first, end in pairwise(borders)),
-        GenerationError,
-        f"parts that may merge must lie in the {size} tokens, in order and apart",
-        parts,
-        "Give the first token and the end of each.",
-    )
+    rule = f"parts that may merge must lie in the {size} tokens, in order and apart"
+    remedy = "Give the first token and the end of each."
+    fits = all(first <= end for first, end in pairwise(borders))
+    require(fits, GenerationError, rule, parts, remedy)
 
 
 @dataclass(frozen=True)

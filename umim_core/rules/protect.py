@@ -34,13 +34,9 @@ def protected_ids(
     protected = set(special)
     for pattern, expression in compiled:
         matching = {i for i, text in zip(plain, texts, strict=True) if expression.search(text)}
-        require(
-            len(matching) < len(plain),
-            ConfigError,
-            "a protected pattern must leave tokens that rules can use",
-            f"{pattern!r}, which matches all {len(plain)}",
-            "Give a narrower one.",
-        )
+        rule = "a protected pattern must leave tokens that rules can use"
+        found = f"{pattern!r}, which matches all {len(plain)}"
+        require(len(matching) < len(plain), ConfigError, rule, found, "Give a narrower one.")
         protected |= matching
     return np.array(sorted(protected), dtype=np.int64)
 

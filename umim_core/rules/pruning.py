@@ -149,21 +149,14 @@ def at_reduction(rules: RuleSet, target: float | None) -> RuleSet:
     if target is None:
         return rules
     price, steps = rules.require_prices(), np.array(rules.origin.price_steps, dtype=np.float32)
-    require(
-        len(steps) > 0,
-        RuleSetError,
-        "target_tr needs the token reduction of the cheapest rules, recorded with their prices",
-        f"{len(rules):,} rules without it",
-        "Measure them again: umim prune CHECKPOINT TEXTS --keep-all; or give budget.",
-    )
+    rule = "target_tr needs the token reduction of the cheapest rules, recorded with their prices"
+    remedy = "Measure them again: umim prune CHECKPOINT TEXTS --keep-all; or give budget."
+    require(len(steps) > 0, RuleSetError, rule, f"{len(rules):,} rules without it", remedy)
     reductions = np.maximum.accumulate(rules.origin.price_reductions)
-    require(
-        bool(target <= reductions[-1]),
-        RuleSetError,
-        f"the rules must reach a token reduction of {target:.4g}",
-        f"{reductions[-1]:.4g} with all {len(rules):,}, on the text of the measurement",
-        "Lower target_tr, or give budget=inf for all rules.",
-    )
+    rule = f"the rules must reach a token reduction of {target:.4g}"
+    found = f"{reductions[-1]:.4g} with all {len(rules):,}, on the text of the measurement"
+    remedy = "Lower target_tr, or give budget=inf for all rules."
+    require(bool(target <= reductions[-1]), RuleSetError, rule, found, remedy)
     reductions, at = np.unique(reductions, return_index=True)  # a step that saves no more goes
     counts = np.searchsorted(np.sort(price), steps[at], side="right")
     taken = int(np.ceil(np.interp(target, [0.0, *reductions], [0, *counts])))
@@ -209,23 +202,16 @@ def rules_under(rules: RuleSet, bound: float) -> RuleSet:
 
 def check_rule_choice(budget: object, target: float | None) -> None:
     """Refuse a budget that is no number of nats per saved token, or a target beside it."""
-    require(
-        budget is None or target is None,
-        ConfigError,
-        "rules are chosen by a budget or by target_tr",
-        f"budget {budget} and target_tr {target}",
-        "Leave one of them out.",
-    )
+    rule = "rules are chosen by a budget or by target_tr"
+    found = f"budget {budget} and target_tr {target}"
+    require(budget is None or target is None, ConfigError, rule, found, "Leave one of them out.")
     if target is not None:
         check_target(target)
     number = isinstance(budget, int | float) and not isinstance(budget, bool)
-    require(
-        budget is None or (number and float(str(budget)) >= 0),
-        ConfigError,
-        "a budget must be a number of nats per saved token, at least 0",
-        budget,
-        "Give 0.1 for example, or inf for all rules.",
-    )
+    rule = "a budget must be a number of nats per saved token, at least 0"
+    remedy = "Give 0.1 for example, or inf for all rules."
+    fits = budget is None or (number and float(str(budget)) >= 0)
+    require(fits, ConfigError, rule, budget, remedy)
 
 
 def within_budget(rules: RuleSet, budget: float | None) -> RuleSet:

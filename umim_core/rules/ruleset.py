@@ -141,13 +141,10 @@ class RuleSet:
         if self.prices is None:
             return
         sized = self.prices.shape == (len(self),) and self.prices.dtype == np.float32
-        require(
-            sized and bool(np.isfinite(self.prices).all()),
-            RuleSetError,
-            f"prices of rules must be {len(self)} finite float32 numbers, one a rule",
-            "not finite" if sized else f"{self.prices.dtype} {self.prices.shape}",
-            "Measure them with umim prune CHECKPOINT TEXTS --keep-all.",
-        )
+        rule = f"prices of rules must be {len(self)} finite float32 numbers, one a rule"
+        found = "not finite" if sized else f"{self.prices.dtype} {self.prices.shape}"
+        remedy = "Measure them with umim prune CHECKPOINT TEXTS --keep-all."
+        require(sized and bool(np.isfinite(self.prices).all()), RuleSetError, rule, found, remedy)
 
     def __repr__(self) -> str:
         orders = ", ".join(
@@ -322,13 +319,10 @@ class RuleSet:
         Messages call it ``named``, or by the first digits of its fingerprint.
         """
         mined = self.origin.tokenizer_fingerprint
-        require(
-            mined in (None, fingerprint),
-            TokenizerMismatchError,
-            f"these rules belong to the tokenizer {str(mined)[:12]}",
-            named or fingerprint[:12],
-            "Mine rules with this tokenizer, or load the backbone they were mined for.",
-        )
+        rule = f"these rules belong to the tokenizer {str(mined)[:12]}"
+        remedy = "Mine rules with this tokenizer, or load the backbone they were mined for."
+        fits = mined in (None, fingerprint)
+        require(fits, TokenizerMismatchError, rule, named or fingerprint[:12], remedy)
 
     def check_vocabulary(self, size: int, special: Collection[int]) -> None:
         """Refuse rules with ids that a vocabulary does not have, or with special ones."""
@@ -475,13 +469,9 @@ def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
     pages = sum(column.total_uncompressed_size for column in columns)
     needed = max(metadata.num_rows * _ROW_BYTES + ids * 4, pages)
     limit = max(_FREE_BYTES, _MOST_EXPANSION * path.stat().st_size)
-    require(
-        needed <= limit,
-        RuleSetError,
-        f"{path} must take at most {limit} bytes of memory",
-        f"{needed} bytes, {metadata.num_rows} rows with {ids} ids",
-        "This is no file of rules; mine again.",
-    )
+    rule = f"{path} must take at most {limit} bytes of memory"
+    found = f"{needed} bytes, {metadata.num_rows} rows with {ids} ids"
+    require(needed <= limit, RuleSetError, rule, found, "This is no file of rules; mine again.")
 
 
 def _numbers(array: pa.Array) -> NDArray[Any]:

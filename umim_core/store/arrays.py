@@ -24,13 +24,10 @@ _MALFORMED: Final = (
 
 def open_array(path: Path) -> NDArray[Any]:
     """Map an ``.npy`` file into memory, read-only; processes that open it share its pages."""
-    require(
-        not path.exists() or path.is_file(),
-        ArtifactError,
-        f"{path} must be a regular file",
-        "a folder, pipe or device",
-        "Build the artifact again.",
-    )
+    rule = f"{path} must be a regular file"
+    found = "a folder, pipe or device"
+    remedy = "Build the artifact again."
+    require(not path.exists() or path.is_file(), ArtifactError, rule, found, remedy)
     try:
         # Unlike np.load this opens .npy files only and can never reach the unpickler.
         with _PARSING:

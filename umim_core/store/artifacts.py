@@ -186,20 +186,13 @@ def read_manifest(
             recorded,
             "Name another directory.",
         )
-    require(
-        record.get("schema") == schema,
-        ArtifactError,
-        f"{directory} must have schema {schema}",
-        record.get("schema"),
-        "Use the version of umim that wrote it, or build it again.",
-    )
-    require(
-        record.get("seal") == _seal({k: value for k, value in record.items() if k != "seal"}),
-        ArtifactError,
-        f"{directory}/{MANIFEST} must be as it was written",
-        "another checksum",
-        "The manifest was altered; build the artifact again.",
-    )
+    rule = f"{directory} must have schema {schema}"
+    remedy = "Use the version of umim that wrote it, or build it again."
+    require(record.get("schema") == schema, ArtifactError, rule, record.get("schema"), remedy)
+    rule = f"{directory}/{MANIFEST} must be as it was written"
+    remedy = "The manifest was altered; build the artifact again."
+    sealed = _seal({key: value for key, value in record.items() if key != "seal"})
+    require(record.get("seal") == sealed, ArtifactError, rule, "another checksum", remedy)
     listed = record.get("files")
     if not isinstance(listed, dict):
         raise ArtifactError(f"{directory}/{MANIFEST} must list its files", listed, "Build it again")
@@ -212,23 +205,15 @@ def read_manifest(
     }
     special = {name for name, path in files.items() if not path.is_file()}
     odd = sorted((set(files) ^ set(listed)) | (set(required) - set(listed)) | special)
-    require(
-        not odd,
-        ArtifactError,
-        f"{directory} must hold exactly the files its manifest lists",
-        odd,
-        "Restore the missing files, remove others, or build the artifact again.",
-    )
+    rule = f"{directory} must hold exactly the files its manifest lists"
+    remedy = "Restore the missing files, remove others, or build the artifact again."
+    require(not odd, ArtifactError, rule, odd, remedy)
     for name, path in files.items():
         entry = listed[name] if isinstance(listed[name], dict) else {}
         size, there = entry.get("bytes"), path.stat().st_size
-        require(
-            size == there,
-            ArtifactError,
-            f"{path} must have {size} bytes",
-            there,
-            "The file is torn or altered; build the artifact again.",
-        )
+        rule = f"{path} must have {size} bytes"
+        remedy = "The file is torn or altered; build the artifact again."
+        require(size == there, ArtifactError, rule, there, remedy)
         if verify and (found := sha256_file(path)) != entry.get("sha256"):
             raise ArtifactError(
                 f"{path} must have the SHA-256 in its manifest",

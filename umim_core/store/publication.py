@@ -105,10 +105,7 @@ def build_once(
         if (built := found()) is not None:
             return built
         _check_outside(place)
-        if (place / MANIFEST).is_file():
-            shutil.rmtree(place)
-        elif os.path.lexists(place):
-            place.rename(place.with_name(f"{place.name}.torn-{time.time_ns()}"))
+        make_way(place)
         fresh = scratch_folder(place.parent, place.name)
         with _resumed(partial, mark) if resumable else fresh as out:
             with refusals_named(place, remedy, out):
@@ -118,7 +115,7 @@ def build_once(
             if (out / STATE).is_dir():
                 (out / STATE).rename(out.parent / STATE)
             digest = write_manifest(out, kind=kind, schema=schema, body=body)
-            _give_name(out, place)
+            give_name(out, place)
     return Built({**body, "digest": digest}, executed=True)
 
 
@@ -154,7 +151,7 @@ def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
         check_absent(final)
         with scratch_folder(final.parent, final.name) as out:
             build(out)
-            _give_name(out, final)
+            give_name(out, final)
 
 
 @contextmanager
@@ -174,7 +171,7 @@ def _resumed(partial: Path, mark: Mapping[str, str]) -> Iterator[Path]:
         with scratch_folder(partial.parent, partial.name) as begun:
             write_json(begun / MARK, mark)
             (begun / _WHOLE).mkdir()
-            _give_name(begun, partial)
+            give_name(begun, partial)
     out = partial / _WHOLE
     if (partial / STATE).is_dir():  # killed while the result got its name
         (partial / STATE).rename(out / STATE)
@@ -194,7 +191,15 @@ def _mark(partial: Path) -> object:
     return mark if isinstance(mark, dict) and mark.keys() == {"kind", "key"} else None
 
 
-def _give_name(out: Path, final: Path) -> None:
+def make_way(place: Path) -> None:
+    """Remove a directory with a manifest; what has none may be the user's, and is moved aside."""
+    if (place / MANIFEST).is_file():
+        shutil.rmtree(place)
+    elif os.path.lexists(place):
+        place.rename(place.with_name(f"{place.name}.torn-{time.time_ns()}"))
+
+
+def give_name(out: Path, final: Path) -> None:
     """Rename what is whole, each step on disk before the next."""
     flush_tree(out)
     out.rename(final)

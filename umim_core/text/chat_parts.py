@@ -115,14 +115,11 @@ def write_chat(
             'Pass [{"role": "user", "content": "..."}].',
         )
     listed: object = tools
-    require(
-        listed is None
-        or (isinstance(listed, list | tuple) and {isinstance(x, dict) for x in listed} == {True}),
-        GenerationError,
-        "tools must be a list of schemas, JSON objects",
-        "an empty list" if listed == [] else type(listed).__name__,
-        'Pass [{"type": "function", "function": {"name": ...}}], or none.',
-    )
+    is_list = isinstance(listed, list | tuple) and {isinstance(x, dict) for x in listed} == {True}
+    rule = "tools must be a list of schemas, JSON objects"
+    found = "an empty list" if listed == [] else type(listed).__name__
+    remedy = 'Pass [{"type": "function", "function": {"name": ...}}], or none.'
+    require(listed is None or is_list, GenerationError, rule, found, remedy)
     template = template_of(tokenizer, tools)
     texts, parts = (
         [m if m.get("content") is None else {**m, "content": form(m["content"])} for m in chat]
@@ -171,13 +168,9 @@ def _check_read(
             same = rendered(template, less, tokenizer, fewer) == text
         except GenerationError:  # a reply of calls alone has no content
             same = False
-        require(
-            not same,
-            GenerationError,
-            f"a chat's template must write its {what}",
-            "the same text without them",
-            "Leave them out, or use a model whose template reads them.",
-        )
+        rule = f"a chat's template must write its {what}"
+        remedy = "Leave them out, or use a model whose template reads them."
+        require(not same, GenerationError, rule, "the same text without them", remedy)
 
 
 def content_places(
@@ -309,16 +302,15 @@ class _Marks:
 
     def check(self, marked: str) -> None:
         """Refuse a template that drops what a user or the system says, or prints parts."""
-        found = set(re.findall(rf"{self._key}\.(\d+)\.[()]", marked))
-        dropped = [role for number, role in self._written.items() if number not in found]
-        require(
-            not dropped and f"{self._key}!" not in marked,
-            GenerationError,
-            "a chat's template must write what its messages say",
-            f"nothing of a message of role {dropped[0]!r}" if dropped else "a list of parts",
+        seen = set(re.findall(rf"{self._key}\.(\d+)\.[()]", marked))
+        dropped = [role for number, role in self._written.items() if number not in seen]
+        rule = "a chat's template must write what its messages say"
+        found = f"nothing of a message of role {dropped[0]!r}" if dropped else "a list of parts"
+        remedy = (
             "Leave that message out, or use a template that reads it: contents are given as texts "
-            "and as lists of parts.",
+            "and as lists of parts."
         )
+        require(not dropped and f"{self._key}!" not in marked, GenerationError, rule, found, remedy)
 
     def find(self, marked: str, text: str) -> WrittenChat:
         """Return where contents stand in a text, given the rendering with marks."""
@@ -491,13 +483,9 @@ def encode_parts(
         Raw ids [T] (int64), and the tokens that may merge, as :func:`token_ranges`.
     """
     error = encoding_error(text)
-    require(
-        error is None,
-        GenerationError,
-        "a chat must hold no lone surrogates",
-        str(error),
-        "Decode the text that it comes from as UTF-8 or UTF-16.",
-    )
+    rule = "a chat must hold no lone surrogates"
+    remedy = "Decode the text that it comes from as UTF-8 or UTF-16."
+    require(error is None, GenerationError, rule, str(error), remedy)
     if not tokenizer.is_fast:
         if places:
             log_unmerged("the tokenizer does not say which characters its tokens are")

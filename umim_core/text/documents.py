@@ -247,13 +247,10 @@ def json_rows(file: CorpusFile) -> PlacedRows:
             return
         for number in count(1):
             line = stream.readline(_MAX_ROW + 1)
-            require(
-                len(line) <= _MAX_ROW,
-                CorpusError,
-                f"{file}:{number}: a line must be at most {_MAX_ROW} bytes",
-                "more",
-                "Check that the file is JSON Lines, or store its text as text files.",
-            )
+            if len(line) > _MAX_ROW:
+                rule = f"{file}:{number}: a line must be at most {_MAX_ROW} bytes"
+                remedy = "Check that the file is JSON Lines, or store its text as text files."
+                raise CorpusError(rule, "more", remedy)
             if not line:
                 return
             if number == 1:
@@ -282,13 +279,9 @@ def _array(file: CorpusFile, stream: BinaryIO) -> list[object]:
     for text in decoded(file, stream):
         texts.append(text)
         size += len(text)
-        require(
-            size <= _MAX_ROW,
-            CorpusError,
-            f"{file}: an array must be at most {_MAX_ROW} characters",
-            "more",
-            "Write its rows on lines: jq -c '.[]' FILE.",
-        )
+        rule = f"{file}: an array must be at most {_MAX_ROW} characters"
+        remedy = "Write its rows on lines: jq -c '.[]' FILE."
+        require(size <= _MAX_ROW, CorpusError, rule, "more", remedy)
     try:
         return cast("list[object]", json.loads("".join(texts)))
     except (ValueError, RecursionError) as error:
@@ -319,13 +312,9 @@ def parquet_rows(file: CorpusFile, name: str) -> PlacedRows:
         _require_column(str(file), name, schema.names)
         kind = schema.field(name).type
         texts = kind.value_type if pa.types.is_dictionary(kind) else kind
-        require(
-            texts in (pa.string(), pa.large_string(), pa.string_view()),
-            CorpusError,
-            f"{file}: column {name!r} must hold strings",
-            str(kind),
-            "Name another column.",
-        )
+        rule = f"{file}: column {name!r} must hold strings"
+        fits = texts in (pa.string(), pa.large_string(), pa.string_view())
+        require(fits, CorpusError, rule, str(kind), "Name another column.")
         row = 0
         for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=[name]):
             for value in batch.column(0):

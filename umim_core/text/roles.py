@@ -21,11 +21,8 @@ def check_roles(roles: Sequence[str]) -> tuple[Role, ...]:
     known = get_args(Role)
     listed: object = roles
     fits = isinstance(listed, Sequence) and not isinstance(listed, str)
-    require(
-        fits and all(role in known for role in roles) and len(set(roles)) == len(roles),
-        ConfigError,
-        f"roles must be some of {', '.join(known)}, each once",
-        roles,
-        'Give ["user"], or ["user", "tools"].',
-    )
+    rule = f"roles must be some of {', '.join(known)}, each once"
+    remedy = 'Give ["user"], or ["user", "tools"].'
+    fits = fits and all(role in known for role in roles) and len(set(roles)) == len(roles)
+    require(fits, ConfigError, rule, roles, remedy)
     return cast("tuple[Role, ...]", tuple(roles))

@@ -91,13 +91,9 @@ def expand(names: Names, kind: SourceKind | None = None) -> list[CorpusFile]:
             # Options of an address do not change what it names, links do not for a path.
             key = redacted(location) if is_address(location) else os.path.realpath(location)
             file = CorpusFile(location)
-            require(
-                key not in files,
-                CorpusError,
-                "a corpus file must be named once",
-                f"{files.get(key)} and {file}",
-                "Leave one of them out: its text would count twice.",
-            )
+            rule = "a corpus file must be named once"
+            remedy = "Leave one of them out: its text would count twice."
+            require(key not in files, CorpusError, rule, f"{files.get(key)} and {file}", remedy)
             files[key] = file
     return sorted(files.values(), key=lambda file: _sort_key(file.location))
 
@@ -111,13 +107,10 @@ def _local(name: str, kind: SourceKind | None) -> list[str]:
     if os.path.isfile(name):  # unlike Path.is_file, False for names no file can have
         return [name]
     is_folder = os.path.isdir(name)
-    require(
-        is_folder or not os.path.lexists(name),
-        CorpusError,
-        "a corpus file must be a regular file",
-        f"{name}, a device, pipe, socket or broken link",
-        "Write the text to a file.",
-    )
+    rule = "a corpus file must be a regular file"
+    found = f"{name}, a device, pipe, socket or broken link"
+    remedy = "Write the text to a file."
+    require(is_folder or not os.path.lexists(name), CorpusError, rule, found, remedy)
     base, shapes = os.path.join(name, ""), ["**"]
     if not is_folder:
         sign = re.search(r"[*?[]", name)
@@ -211,13 +204,9 @@ def _remote(name: str) -> list[str]:
         filesystem, path = file.resolve()
         with file.typed_errors():
             kind = filesystem.get_file_info(path).type
-        require(
-            kind != fs.FileType.Directory,
-            CorpusError,
-            "an address must be that of a file",
-            str(file),
-            f"Name its files: {str(file).rstrip('/')}/*.txt",
-        )
+        rule = "an address must be that of a file"
+        remedy = f"Name its files: {str(file).rstrip('/')}/*.txt"
+        require(kind != fs.FileType.Directory, CorpusError, rule, str(file), remedy)
         if kind != fs.FileType.File:
             raise _missing(str(file))
         return [name]
@@ -469,12 +458,6 @@ class Reading:
         values = {name: getattr(self, name) for name in ("field", "split", "config", "max_bad")}
         return {name: value for name, value in values.items() if value is not None}
 
-    @property
-    def flags(self) -> dict[str, object]:
-        """All that are given, as options of a command."""
-        kind = {} if self.kind is None else {"--kind": self.kind}
-        return kind | {f"--{name.replace('_', '-')}": value for name, value in self.given.items()}
-
 
 _AS_THEY_ARE: Final = Reading()
 
@@ -491,20 +474,18 @@ def sources_of(corpora: Sequence[Names], reading: Reading = _AS_THEY_ARE) -> lis
     name like ``owner/name`` that is no file is a Hugging Face data set. An option that says nothing
     about any of the corpora is refused.
     """
-    if reading.flags and not corpora:
-        given = ", ".join(reading.flags)
-        remedy = "Name its files, or leave the options out."
-        raise ConfigError("options of a corpus need one", given, remedy)
+    given = [*(["kind"] if reading.kind else []), *reading.given]
+    shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    remedy = "Name its files, or leave the options out."
+    fits = bool(corpora) or not given
+    require(fits, ConfigError, "options of a corpus need one", shown, remedy)
     sources = [_source(names, reading) for names in corpora]
     for name, value in reading.given.items():
         users = [kind for kind, model in _MODELS.items() if name in model.model_fields]
-        require(
-            any(source.kind in users for source in sources),
-            ConfigError,
-            f"--{name.replace('_', '-')} is of corpora of the kinds {', '.join(users)}",
-            f"{value} for {', '.join(source.kind for source in sources)}",
-            "Leave it out: it would have no effect.",
-        )
+        rule = f"--{name.replace('_', '-')} is of corpora of the kinds {', '.join(users)}"
+        found = f"{value} for {', '.join(source.kind for source in sources)}"
+        remedy = "Leave it out: it would have no effect."
+        require(any(source.kind in users for source in sources), ConfigError, rule, found, remedy)
     return sources
 
 
@@ -515,23 +496,16 @@ def _source(names: Names, reading: Reading) -> Source:
         places = [place for name in names for place in _places(name, kind)]
     if kind is None:
         kinds = Counter(map(_kind, places))
-        require(
-            len(kinds) == 1,
-            CorpusError,
-            "a corpus must be of one kind",
-            ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no name",
-            "Name files of one kind; of a folder, --kind text (or another) takes only those.",
-        )
+        rule = "a corpus must be of one kind"
+        found = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no name"
+        remedy = "Name files of one kind; of a folder, --kind text (or another) takes only those."
+        require(len(kinds) == 1, CorpusError, rule, found, remedy)
         (kind,) = kinds
     fields = {n: value for n, value in reading.given.items() if n in _MODELS[kind].model_fields}
     if kind in ("ids", "dataset"):
-        require(
-            len(places) == 1,
-            CorpusError,
-            f"a corpus of kind {kind} must be one name",
-            ", ".join(map(redacted, places)),
-            "Check the paths: a name that is no file is taken for a data set.",
-        )
+        rule = f"a corpus of kind {kind} must be one name"
+        remedy = "Check the paths: a name that is no file is taken for a data set."
+        require(len(places) == 1, CorpusError, rule, ", ".join(map(redacted, places)), remedy)
         fields["name" if kind == "dataset" else "path"] = places[0]
     else:
         fields["paths"] = places

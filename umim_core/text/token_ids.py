@@ -51,13 +51,9 @@ def segment_borders(tokens: int, length: int) -> range:
 
     As an array, those of 1e12 tokens would be 16 GB.
     """
-    require(
-        2 <= length <= tokens,
-        CorpusError,
-        f"a corpus must hold at least one segment of {length} tokens",
-        f"{tokens} tokens",
-        "Give more text, or cut it into shorter segments, of 2 tokens or more.",
-    )
+    rule = f"a corpus must hold at least one segment of {length} tokens"
+    remedy = "Give more text, or cut it into shorter segments, of 2 tokens or more."
+    require(2 <= length <= tokens, CorpusError, rule, f"{tokens} tokens", remedy)
     return range(0, tokens // length * length + 1, length)
 
 
@@ -105,13 +101,9 @@ def id_array(
     require(fits, error, rule, f"{where}shape {array.shape}, {array.dtype}", remedy)
     wide = array.astype(np.int64)
     outside = array[(wide < 0) | (wide >= size)]
-    require(
-        not outside.size,
-        error,
-        f"ids must lie between 0 and {size - 1}",
-        f"{where}{next(iter(outside), None)}",
-        "Encode with the model's own tokenizer; merge a prompt once.",
-    )
+    rule = f"ids must lie between 0 and {size - 1}"
+    remedy = "Encode with the model's own tokenizer; merge a prompt once."
+    require(not outside.size, error, rule, f"{where}{next(iter(outside), None)}", remedy)
     return wide
 
 
@@ -209,13 +201,11 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, special: b
     return text if isinstance(text, str) else "".join(text)
 
 
-def leading_ids(
-    tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool | None = None
-) -> list[int]:
+def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the special ids that a tokenizer puts before a text by default, a BOS say.
 
     A worked example: where "a" becomes ``<s> a </s>`` by default, ``[<s>]``.
     """
-    bare, marked = encode(tokenizer, "a"), encode(tokenizer, "a", add_special_tokens)
+    bare, marked = encode(tokenizer, "a"), encode(tokenizer, "a", None)
     starts = [k for k in range(len(marked)) if marked[k : k + len(bare)] == bare]
     return marked[: starts[0]] if starts else []

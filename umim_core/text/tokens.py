@@ -199,13 +199,9 @@ def first_ids(source: Source, tokenizer: PreTrainedTokenizerBase | None, most: i
 
 def check_known(max_id: int, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse ids that the tokenizer does not have."""
-    require(
-        max_id < len(tokenizer),
-        CorpusError,
-        f"ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary",
-        max_id,
-        "Name the tokenizer that made them.",
-    )
+    rule = f"ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary"
+    remedy = "Name the tokenizer that made them."
+    require(max_id < len(tokenizer), CorpusError, rule, max_id, remedy)
 
 
 # Ids to disk
@@ -319,13 +315,9 @@ class TokenFiles:
         with described(f"{directory / INDEX} must be an index of token files", _REBUILD):
             parts = _Index.model_validate(raw).parts
         numbers = [part.number for part in parts]
-        require(
-            all(before < after for before, after in pairwise(numbers)),
-            ArtifactError,
-            f"{directory / INDEX} must name its parts once and in order",
-            numbers,
-            _REBUILD,
-        )
+        rule = f"{directory / INDEX} must name its parts once and in order"
+        fits = all(before < after for before, after in pairwise(numbers))
+        require(fits, ArtifactError, rule, numbers, _REBUILD)
         for part in parts:
             part.ids(directory), part.ends(directory)
         return cls(directory, parts)
@@ -390,13 +382,9 @@ class TokenFiles:
 def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
     """Map a file that the index names, once it is as the index says."""
     array = open_array(path)
-    require(
-        (array.dtype, array.shape) == (dtype, (count,)),
-        ArtifactError,
-        f"{path} must hold {count} values of type {dtype.name}",
-        f"{array.dtype.name} of shape {array.shape}",
-        _REBUILD,
-    )
+    rule = f"{path} must hold {count} values of type {dtype.name}"
+    found = f"{array.dtype.name} of shape {array.shape}"
+    require((array.dtype, array.shape) == (dtype, (count,)), ArtifactError, rule, found, _REBUILD)
     return array
 
 
