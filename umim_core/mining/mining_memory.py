@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from umim_core.config.rule_options import RuleOptions
-from umim_core.errors import ResourceLimitError
+from umim_core.errors import ResourceLimitError, require
 from umim_core.mining.counting import (
     BYTES_PER_PLACE,
     CHUNK_TOKENS,
@@ -61,12 +61,10 @@ def check_memory(
     tokens = int(offsets[-1])
     shares = sample_shares(ids, offsets, options, excluded, threads=threads)
     memory = mining_memory(tokens, options, shares, threads=threads, at_a_time=at_a_time)
-    if memory > limit * _GIB:
-        raise ResourceLimitError(
-            f"mining must take at most {limit:.4g} GiB of memory",
-            f"up to {memory / _GIB:.4g} GiB for {tokens:,} tokens",
-            "Raise tau or the limit, or mine less text.",
-        )
+    rule = f"mining must take at most {limit:.4g} GiB of memory"
+    found = f"up to {memory / _GIB:.4g} GiB for {tokens:,} tokens"
+    remedy = "Raise tau or the limit, or mine less text."
+    require(memory <= limit * _GIB, ResourceLimitError, rule, found, remedy)
 
 
 def sample_segments(ids: Tokens, offsets: Offsets, tokens: int) -> tuple[Ids, Ints]:

@@ -109,12 +109,10 @@ def cut_to_reduction(
         return Matcher(rules.take(_first(order, taken, len(price)))).token_reduction(*text)
 
     taken, reached = len(order), reduction(len(order))
-    if reached < target:
-        raise RuleSetError(
-            f"the rules must reach a token reduction of {target:.4g} on the held-out text",
-            f"{reached:.4g} with all {taken:,} that may stay",
-            "Lower the target, protect fewer tokens, or mine more rules.",
-        )
+    rule = f"the rules must reach a token reduction of {target:.4g} on the held-out text"
+    found = f"{reached:.4g} with all {taken:,} that may stay"
+    remedy = "Lower the target, protect fewer tokens, or mine more rules."
+    require(reached >= target, RuleSetError, rule, found, remedy)
     below = 0  # so many are too few
     while taken - below > 1:
         middle = (below + taken) // 2
@@ -234,12 +232,9 @@ def without_tokens(
 ) -> RuleSet:
     """Return the rules that hold no protected token; their origin records the patterns."""
     remaining = rules.take(_free(rules, tokenizer, protect))
-    if not len(remaining):
-        raise RuleSetError(
-            "rules must be left when those with protected tokens go",
-            f"none of {len(rules):,} without {list(protect)}",
-            "Protect fewer tokens.",
-        )
+    rule = "rules must be left when those with protected tokens go"
+    found = f"none of {len(rules):,} without {list(protect)}"
+    require(len(remaining) > 0, RuleSetError, rule, found, "Protect fewer tokens.")
     return remaining.with_origin(_protecting(remaining, protect))
 
 
@@ -260,12 +255,9 @@ def _free(
 
 def check_target(target: object) -> None:
     share = target if isinstance(target, int | float) else 0.0
-    if not 0.0 < share < _MOST_REDUCTION:
-        raise ConfigError(
-            f"a target token reduction must lie above 0 and below {_MOST_REDUCTION}",
-            target,
-            "Give a share of the tokens, such as 0.2.",
-        )
+    rule = f"a target token reduction must lie above 0 and below {_MOST_REDUCTION}"
+    remedy = "Give a share of the tokens, such as 0.2."
+    require(0.0 < share < _MOST_REDUCTION, ConfigError, rule, target, remedy)
 
 
 def _first(order: Ints, taken: int, size: int) -> NDArray[np.bool_]:

@@ -31,6 +31,7 @@ from umim_core.store.scratch import remove_marked, scratch_folder, sweep
 STATE: Final = "state"  # finished parts and resume state, in the directory that is being built
 MARK: Final = "umim.json"
 _WHOLE: Final = "whole"
+_ANOTHER: Final = "Remove it, or choose another name."
 logger = logging.getLogger("umim.store")
 
 
@@ -83,12 +84,9 @@ def build_once(
             return None
         try:
             record = look(place) if look else read_manifest(place, kind=kind, schema=schema)
-            if record.get("key") != key:
-                raise ArtifactError(
-                    f"{place} must be the result of this very call",
-                    "one with other settings or inputs",
-                    "Remove it, or choose another name.",
-                )
+            rule = f"{place} must be the result of this very call"
+            known = record.get("key") == key
+            require(known, ArtifactError, rule, "one with other settings or inputs", _ANOTHER)
         except ArtifactError as error:
             if rebuild != "damaged":
                 raise
@@ -122,12 +120,9 @@ def build_once(
 def check_absent(out: Path) -> None:
     """Refuse an output directory that exists, before hours of counting and not after."""
     _check_outside(out)
-    if os.path.lexists(out):
-        raise ArtifactError(
-            "the output directory must not exist",
-            str(out),
-            "Remove it or choose another name; results are never overwritten.",
-        )
+    rule = "the output directory must not exist"
+    remedy = "Remove it or choose another name; results are never overwritten."
+    require(not os.path.lexists(out), ArtifactError, rule, str(out), remedy)
 
 
 def _check_outside(out: Path) -> None:
@@ -160,12 +155,9 @@ def _resumed(partial: Path, mark: Mapping[str, str]) -> Iterator[Path]:
     if os.path.lexists(partial) and (known := _mark(partial)) != mark:
         finished = [*partial.glob(f"{STATE}/*/{MANIFEST}")]
         finished += partial.glob(f"{_WHOLE}/{STATE}/*/{MANIFEST}")
-        if known is None or finished:
-            raise ArtifactError(
-                f"{partial} must be the unfinished work of this very call",
-                "something else" if known is None else "work with other settings or inputs",
-                "Remove it, or choose another name.",
-            )
+        rule = f"{partial} must be the unfinished work of this very call"
+        found = "something else" if known is None else "work with other settings or inputs"
+        require(known is not None and not finished, ArtifactError, rule, found, _ANOTHER)
         remove_marked(partial, MARK)
     if not partial.exists():
         with scratch_folder(partial.parent, partial.name) as begun:

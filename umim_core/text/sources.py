@@ -426,12 +426,9 @@ def not_empty(source: DocumentSource, pieces: Iterable[TextPiece]) -> Iterator[T
     for piece in pieces:
         is_empty = False
         yield piece
-    if is_empty:
-        raise CorpusError(
-            "a corpus must hold at least one non-empty document",
-            source.model_dump(mode="json"),
-            "Check the paths and the field name.",
-        )
+    rule = "a corpus must hold at least one non-empty document"
+    remedy = "Check the paths and the field name."
+    require(not is_empty, CorpusError, rule, source.model_dump(mode="json"), remedy)
 
 
 # Names and options of a command
