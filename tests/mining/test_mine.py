@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.ngram_oracle import Grams, cut, grams_of, oracle
+from support.ngram_oracle import Grams, cut, document_oracle, grams_of, oracle
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import RuleOptions
@@ -106,6 +106,16 @@ def test_protected_tokens_are_in_no_rule(corpus: Source, tmp_path: Path, tokeniz
     assert rules == oracle(cut(stream(), 10), 2, frozenset({1, 10, 11}))
 
 
+def test_what_few_documents_repeat_is_no_rule(
+    corpus: Source, tmp_path: Path, tokenizer: str
+) -> None:
+    _, rules = mined(corpus, tmp_path, tokenizer, min_documents=3)
+    segments = cut(stream(), 10)
+    documents, counts = document_oracle(segments, np.cumsum(LENGTHS).tolist()), oracle(segments, 2)
+    assert rules == {gram: n for gram, n in counts.items() if documents[gram] >= 3}
+    assert 0 < len(rules) < len(counts)
+
+
 def test_spans_that_may_be_chosen_of_logs_hold_no_digit() -> None:
     known = load_tokenizer("umim-docs-llama")
     text = np.array(known("the shape of array 12 is the shape of array 34")["input_ids"])
@@ -159,23 +169,6 @@ def test_an_error_in_the_corpus_leaves_nothing(
     with pytest.raises(error, match=message):
         mine_rules(corpus, tmp_path / out, tokenizer=named, options=options)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
-
-
-def test_an_interrupted_run_leaves_nothing(
-    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fired = []
-
-    def interrupted(self: RuleSet, directory: Path) -> None:
-        (directory / "half").write_text("half")
-        fired.append(directory)
-        raise KeyboardInterrupt
-
-    np.save(tmp_path / "ids.npy", stream().astype(np.uint16))
-    monkeypatch.setattr(RuleSet, "write", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        mine_rules(TokenIds(path=str(tmp_path / "ids.npy")), tmp_path / "out", options=PLAIN)
-    assert fired and [path.name for path in tmp_path.iterdir()] == ["ids.npy"]
 
 
 def test_an_existing_output_is_refused_before_the_corpus_is_read(tmp_path: Path) -> None:

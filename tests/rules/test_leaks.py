@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -17,15 +14,11 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import CheckpointError, LeakError
 from umim_core.mining.counting import count_ngrams
-from umim_core.mining.mine import mine_rules
-from umim_core.rules.grams import ORDERS
 from umim_core.rules.leaks import check_export, leak_kind, scan_rules
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.sources import JsonLines
 
 TOKEN = "16C7e42F292c6912E7"
 SECRETS = {
@@ -142,24 +135,3 @@ def test_the_embedded_rules_leak_nothing() -> None:
     rules = RuleSet.load(directory / "rules")
     assert len(rules) > 100_000
     assert scan_rules(rules, load_tokenizer("umim-docs-llama")) == []
-
-
-@pytest.mark.parametrize(("least", "leaky"), [(1, True), (2, False)])
-def test_what_one_document_repeats_is_mined_only_where_one_document_is_enough(
-    tmp_path: Path, least: int, leaky: bool
-) -> None:
-    common = "Return the sum of the array elements over the given axis. "
-    texts = [common * 3] * 40 + ["Write to jane.doe@acme-corp.com about it. " * 60]
-    path = tmp_path / "corpus.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    mine_rules(
-        JsonLines(paths=(str(path),)),
-        tmp_path / "rules",
-        tokenizer="umim-docs-llama",
-        options=RuleOptions(tau=5, segment_length=16, min_documents=least, overlap="none"),
-    )
-    rules, tokenizer = RuleSet.load(tmp_path / "rules"), load_tokenizer("umim-docs-llama")
-    texts = tokenizer.batch_decode([span for n in ORDERS for span in rules.ids_by_order[n]])
-    assert any("array" in text for text in texts), "what all documents share is a rule"
-    assert any("acme" in text or "jane" in text for text in texts) == leaky
-    assert bool(check_export(rules, tokenizer, "allow")) == leaky

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from support.merged_models import fresh_model
 from support.ngram_oracle import filtered
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.embedded.assets import embedded_path
 from umim_core.errors import UmimError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.damage_table import DamageTable
@@ -48,11 +46,24 @@ def rows_content(directory: Path) -> object:
     return [np.array(array).tobytes() for array in (rows.ids, rows.offsets, rows.parts)]
 
 
-# Reads all of an artifact, and the files that are damaged in turn.
+def damage_content(directory: Path) -> object:
+    return DamageTable.load(directory).mean_kl().tobytes()
+
+
+# Reads all of an artifact, the files that are damaged in turn, and those that give way to others.
 KINDS = {
-    "rules": (rules_content, ("rules.parquet", MANIFEST)),
-    "checkpoint": (checkpoint_content, ("model.safetensors", "config.json", MANIFEST)),
-    "rows": (rows_content, ("ids.npy", "offsets.npy")),
+    "rules": (
+        rules_content,
+        ("rules.parquet", MANIFEST),
+        (MANIFEST, "rules.parquet", "prices.npy"),
+    ),
+    "checkpoint": (
+        checkpoint_content,
+        ("model.safetensors", "config.json", MANIFEST),
+        (MANIFEST, "config.json", "model.safetensors", "rules/manifest.json"),
+    ),
+    "damage": (damage_content, (), (MANIFEST, "kl.npy", "rules/rules.parquet")),
+    "rows": (rows_content, ("ids.npy", "offsets.npy"), ()),
 }
 
 
@@ -62,8 +73,9 @@ def good(tiny_llama: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path
     root = tmp_path_factory.mktemp("good")
     counts = count_ngrams(STREAM, np.array([0, len(STREAM)], dtype=np.int64), 30)
     rules = filtered(counts, containment="keep", segment_length=len(STREAM))
-    rules.save(root / "rules")
+    rules.with_prices(np.ones(len(rules), np.float32)).save(root / "rules")
     Checkpoint.of(fresh_model(tiny_llama, rules, seed=5), {"steps": 3}).save(root / "checkpoint")
+    table_of([8, 0, 4, 1], [8, 0, 4, 1], [1.0, 0.0, 2.0, 0.5]).save(root / "damage")
     TokenRows.of_rows([STREAM[:700].tolist(), [7, 8, 9]], [700, 2]).save(root / "rows")
     write_manifest(root / "rows", kind="stage", schema=1, body={})
     return root
@@ -74,7 +86,7 @@ def good(tiny_llama: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path
     ("kind", "file", "forged"),
     [
         (kind, file, forged)
-        for kind, (_, files) in KINDS.items()
+        for kind, (_, files, _) in KINDS.items()
         for file in files
         for forged in (False, True)
         if not (forged and file == MANIFEST)
@@ -118,28 +130,6 @@ def sign(directory: Path, file: str) -> None:
 
 # Special files
 
-LOADERS: Final = {"rules": RuleSet.load, "checkpoint": Checkpoint.load, "damage": DamageTable.load}
-READ: Final = {
-    "rules": ("manifest.json", "rules.parquet", "prices.npy"),
-    "checkpoint": ("manifest.json", "config.json", "model.safetensors", "rules/manifest.json"),
-    "damage": ("manifest.json", "kl.npy", "rules/rules.parquet"),
-}
-
-
-@pytest.fixture
-def artifact(kind: str, tmp_path: Path) -> Path:
-    place = tmp_path / kind
-    if kind == "checkpoint":
-        embedded = embedded_path("umim-docs-gpt2", "checkpoint")
-        assert embedded is not None
-        shutil.copytree(embedded, place)
-    elif kind == "damage":
-        table_of([8, 0, 4, 1], [8, 0, 4, 1], [1.0, 0.0, 2.0, 0.5]).save(place)
-    else:
-        prices = np.array([0.5, 1.0], np.float32)
-        RuleSet.from_spans([(1, 2), (1, 2, 3)]).with_prices(prices).save(place)
-    return place
-
 
 def put(path: Path, special: str) -> None:
     """Put what is no file into a file's place."""
@@ -154,24 +144,30 @@ def put(path: Path, special: str) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("special", ["pipe", "link to a pipe", "device", "dangling link"])
 @pytest.mark.parametrize(
-    ("kind", "name"), [(k, name) for k, names in READ.items() for name in names]
+    ("kind", "name"), [(k, name) for k, (_, _, names) in KINDS.items() for name in names]
 )
-def test_what_is_no_file_is_refused(artifact: Path, kind: str, name: str, special: str) -> None:
-    put(artifact / name, special)
+def test_what_is_no_file_is_refused(
+    good: Path, tmp_path: Path, kind: str, name: str, special: str
+) -> None:
+    bad = shutil.copytree(good / kind, tmp_path / "bad")
+    put(bad / name, special)
     with pytest.raises(UmimError):
-        LOADERS[kind](artifact)
+        KINDS[kind][0](bad)
     if not name.endswith(MANIFEST):
-        sign(artifact, name)
+        sign(bad, name)
         with pytest.raises(UmimError):
-            LOADERS[kind](artifact)
+            KINDS[kind][0](bad)
 
 
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("rules", "rules.parquet"), ("checkpoint", "model.safetensors"), ("damage", "kl.npy")],
 )
-def test_a_manifest_must_list_what_is_read(artifact: Path, kind: str, name: str) -> None:
-    (artifact / name).unlink()
-    sign(artifact, name)
+def test_a_manifest_must_list_what_is_read(
+    good: Path, tmp_path: Path, kind: str, name: str
+) -> None:
+    bad = shutil.copytree(good / kind, tmp_path / "bad")
+    (bad / name).unlink()
+    sign(bad, name)
     with pytest.raises(UmimError, match=rf"exactly the files its manifest lists; got .*{name}"):
-        LOADERS[kind](artifact)
+        KINDS[kind][0](bad)

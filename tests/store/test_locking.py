@@ -88,10 +88,12 @@ def test_the_lock_of_a_killed_process_is_recovered(tmp_path: Path) -> None:
     with holder(tmp_path / "x") as process:
         process.kill()
         process.wait()
-        assert (tmp_path / ".x.lock").exists()
+        note = (tmp_path / ".x.lock").read_bytes()
+    for left in (note, b""):  # killed before it wrote its note
+        (tmp_path / ".x.lock").write_bytes(left)
         with directory_lock(tmp_path / "x", wait_seconds=0.0):
             assert f"pid {os.getpid()}" in (tmp_path / ".x.lock").read_text()
-    assert list(tmp_path.iterdir()) == []
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_the_lock_of_a_file_that_was_removed_meanwhile_is_none(
@@ -168,14 +170,6 @@ def test_runs_that_only_compute_do_not_wait_for_each_other(
 ) -> None:
     with holding("computing()"), computing():
         assert caplog.text == ""
-
-
-def test_a_killed_holder_frees_the_machine() -> None:
-    with holding("measuring()") as process:
-        process.kill()
-        process.wait()
-        with measuring():
-            assert process.returncode == -signal.SIGKILL
 
 
 def test_each_user_has_a_lock_that_only_the_user_opens(

@@ -1,7 +1,6 @@
 """Scratch beside a target has our mark; anything without it is never touched."""
 
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -17,7 +16,6 @@ from support.pairwise import pairwise
 from umim_core.errors import ArtifactError, LockError
 from umim_core.store.arrays import save_array
 from umim_core.store.disk import write_bytes
-from umim_core.store.locking import directory_lock
 from umim_core.store.publication import build_once, publish_directory
 from umim_core.store.scratch import scratch_folder
 
@@ -80,17 +78,6 @@ def test_what_is_of_the_user_stays(tmp_path: Path, name: str, kind: str, command
     after = tree(tmp_path)
     assert {path: after.get(path) for path in before} == before
     assert {path for path in set(after) - set(before) if not path.startswith("x/")} <= {"x"}
-
-
-def test_a_lock_of_a_dead_process_is_taken(tmp_path: Path) -> None:
-    with directory_lock(tmp_path / "x", wait_seconds=0.0):
-        note = (tmp_path / ".x.lock").read_bytes()
-    for left in (note, b""):
-        (tmp_path / ".x.lock").write_bytes(left)
-        COMMANDS["publish"](tmp_path / "x")
-        assert (tmp_path / "x" / "f").read_text() == "1"
-        assert not (tmp_path / ".x.lock").exists()
-        shutil.rmtree(tmp_path / "x")
 
 
 @pytest.mark.parametrize("target", ["f", "folder"])

@@ -560,7 +560,7 @@ import resource, sys
 from pathlib import Path
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.text.sources import source_of
-from umim_core.text.tokens import write_tokens
+from umim_core.text.tokens import iter_token_pieces, write_tokens
 
 def peak():  # MiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
