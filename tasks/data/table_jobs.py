@@ -91,7 +91,6 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
 
 
 def read_report(path: Path) -> Report:
-    """Read a JSON object."""
     report: Report = json.loads(path.read_text(encoding="utf-8"))
     return report
 

@@ -21,42 +21,21 @@ from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.user_records import remembered
 
 # Fields of a configuration that say how a model is stored or run, not what it computes.
-_NOT_ARCHITECTURE: Final = frozenset(
-    {
-        "_attn_implementation",
-        "_name_or_path",
-        "architectures",
-        "auto_map",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "return_dict",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
+_NOT_ARCHITECTURE: Final = {
+    "_attn_implementation", "_name_or_path", "architectures", "auto_map", "bos_token_id", "dtype",
+    "eos_token_id", "output_attentions", "output_hidden_states", "pad_token_id", "return_dict",
+    "torch_dtype", "transformers_version", "use_cache",
+}  # fmt: skip
 # Fields that count in a fingerprint and yet change nothing of a frozen model.
 _FOR_TRAINING: Final = re.compile(
     r".*dropout.*|.*pdrop|.*layerdrop|initializer_.*|init_std|id2label|label2id|problem_type"
     r"|task_specific_params|summary_.*|router_aux_loss_coef|output_router_logits"
 )
 # Fields that transformers reads of any configuration, whether its class declares them or not.
-_READ_OF_ALL: Final = frozenset(
-    {
-        "attention_chunk_size",
-        "head_dim",
-        "is_causal",
-        "kv_sharing_modes",
-        "layer_types",
-        "model_type",
-        "quantization_config",
-        "sliding_window",
-    }
-)
+_READ_OF_ALL: Final = {
+    "attention_chunk_size", "head_dim", "is_causal", "kv_sharing_modes", "layer_types",
+    "model_type", "quantization_config", "sliding_window",
+}  # fmt: skip
 _SMALLEST: Final = 256 << 20  # bytes of weights; fewer are hashed in an instant
 
 

@@ -50,18 +50,9 @@ _PROBE_CHARS: Final = 32  # of one kind; a search that doubles with each is give
 _PROBE_SECONDS: Final = 2.0
 # What transformers and its helpers raise on files that were not written by them.
 FOREIGN_ERRORS: Final = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-    TypeError,
-    ValueError,
-)
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError,
+    RuntimeError, SafetensorError, StrictDataclassError, TypeError, ValueError,
+)  # fmt: skip
 
 
 def backbone_names() -> list[str]:

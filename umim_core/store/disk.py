@@ -155,7 +155,6 @@ def check_writable(place: Path) -> None:
 
 
 def flush_tree(directory: Path) -> None:
-    """Flush every file and folder below ``directory`` to disk."""
     for path in [*directory.rglob("*"), directory]:
         flush(path)
 

@@ -24,9 +24,9 @@ _WALL_SECONDS: Final = 60  # for what waits
 _BYTES: Final = 1 << 30  # of addresses; Python and its libraries have about a third of them
 _CHARACTERS: Final = 1 << 20  # that a template may add to what the chat itself says
 _FAULTS: Final = (
-    *(ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RuntimeError),
-    *(TypeError, ValueError, TemplateError),
-)
+    ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RuntimeError, TypeError,
+    ValueError, TemplateError,
+)  # fmt: skip
 
 
 def _answer(line: bytes) -> dict[str, Any]:

@@ -198,7 +198,6 @@ def first_ids(source: Source, tokenizer: PreTrainedTokenizerBase | None, most: i
 
 
 def check_known(max_id: int, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse ids that the tokenizer does not have."""
     rule = f"ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary"
     remedy = "Name the tokenizer that made them."
     require(max_id < len(tokenizer), CorpusError, rule, max_id, remedy)
