@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 
-def encoding_error(text: str) -> UnicodeEncodeError | None:
-    """Return why a text cannot be written as UTF-8; None if it can."""
+def encoding_error(text: str) -> str | None:
+    """Return which lone surrogate keeps a text from being written as UTF-8; None if none does."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return error
+        return f"{text[error.start]!a} at character {error.start}"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from support.tiny_models import word_tokenizer
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.rule_options import EXPLICIT, RuleOptions
+from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, UmimError
 from umim_core.mining.counting import count_ngrams
@@ -38,17 +39,23 @@ def mined(tau: int = 2, longest: int = 4, **origin: object) -> RuleSet:
     return RuleSet.from_counts(counted(tau, longest), RuleOrigin(options=options, **origin))
 
 
-@pytest.mark.parametrize("longest", [4, 6, 16])
-def test_round_trip_keeps_rules_counts_origin_and_digest(tmp_path: Path, longest: int) -> None:
-    origin = {"tokenizer_fingerprint": "f" * 64, "corpus_digest": "c" * 64}
-    rules = mined(longest=longest, **origin)
+ROUND_TRIPS: dict[str, Callable[[], RuleSet]] = {
+    **{f"up to {n}": partial(mined, longest=n, corpus_digest="c" * 64) for n in (4, 6, 16)},
+    "documents": lambda: filtered(counted(3), min_documents=4, protect=("digits",)),
+    "confidence": lambda: filtered(counted(3), source="confidence", min_probability=0.7),
+    "none": lambda: RuleSet.from_spans([]),
+}
+
+
+@pytest.mark.parametrize("name", ROUND_TRIPS)
+def test_round_trip_keeps_rules_counts_origin_and_digest(tmp_path: Path, name: str) -> None:
+    rules = ROUND_TRIPS[name]()
     rules.save(tmp_path / "rules")
-    back = RuleSet.load(tmp_path / "rules", tokenizer_fingerprint="f" * 64)
+    back = RuleSet.load(tmp_path / "rules")
     assert (back.digest, back.counts_by_order) == (rules.digest, rules.counts_by_order)
-    assert back.origin == rules.origin
-    assert rules.orders == back.orders == tuple(range(2, longest + 1))
+    assert (back.origin, back.infix_free) == (rules.origin, rules.infix_free)
+    assert sum(map(bool, rules.counts_by_order.values())) >= (0 if name == "none" else 3)
     for n in rules.orders:
-        assert len(back.ids_by_order[n]) or 4 < n < longest
         assert np.array_equal(back.ids_by_order[n], rules.ids_by_order[n])
         assert np.array_equal(back.support_by_order[n], rules.support_by_order[n])
 
@@ -60,19 +67,6 @@ def test_two_saves_are_byte_equal(tmp_path: Path) -> None:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_the_source_and_the_least_documents_are_recorded(tmp_path: Path) -> None:
-    counts = counted(3)
-    for name, options in {
-        "documents": {"min_documents": 4, "protect": ("digits",)},
-        "confidence": {"source": "confidence", "min_probability": 0.7},
-    }.items():
-        rules = filtered(counts, **options)
-        rules.save(tmp_path / name)
-        back = RuleSet.load(tmp_path / name)
-        assert back.origin == rules.origin
-        assert back.digest == rules.digest != RuleSet.from_counts(counts).digest
-
-
 @pytest.mark.parametrize(
     ("name", "digest"),
     [("umim-docs-gpt2-adapted", "24c4f07f4109"), ("umim-smollm2-135m-adapters", "c30b26f0b40b")],
@@ -80,12 +74,6 @@ def test_the_source_and_the_least_documents_are_recorded(tmp_path: Path) -> None
 def test_shipped_rules_keep_their_digest(name: str, digest: str) -> None:
     place = embedded_path(name, "checkpoint")
     assert place is not None and RuleSet.load(place / "rules").digest.startswith(digest)
-
-
-def test_an_empty_rule_set_survives_the_round_trip(tmp_path: Path) -> None:
-    RuleSet.from_spans([]).save(tmp_path / "rules")
-    back = RuleSet.load(tmp_path / "rules")
-    assert (len(back), back.options, back.infix_free) == (0, EXPLICIT, True)
 
 
 def test_how_long_rules_may_be_is_kept_where_none_is_and_counts_for_the_digest(
@@ -171,7 +159,10 @@ def test_the_digest_tells_rules_counts_and_origin_apart() -> None:
         RuleSet(base.ids_by_order, {**base.support_by_order, 2: np.array([2])}),
         *(
             RuleSet(base.ids_by_order, base.support_by_order, base.origin.with_options(changes))
-            for changes in ({"overlap": "greedy"}, {"source": "frequency"}, {"segment_length": 9})
+            for changes in (
+                *({"overlap": "greedy"}, {"source": "frequency"}, {"segment_length": 9}),
+                {"min_documents": 2},
+            )
         ),
     ]
     assert base.digest == RuleSet.from_spans([(1, 2)]).digest

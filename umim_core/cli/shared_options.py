@@ -294,8 +294,8 @@ def on_gpu(device: Literal["cpu", "cuda"] | None) -> bool:
 def given_text(argument: str | None) -> str:
     """Return the argument, or stdin for "-" or nothing."""
     if argument is not None and argument != "-":
-        error = encoding_error(argument)  # so Python marks other bytes
-        require(error is None, CorpusError, "a text must be UTF-8", str(error), "Convert the text.")
+        found = encoding_error(argument)  # so Python marks other bytes
+        require(found is None, CorpusError, "a text must be UTF-8", found, "Convert the text.")
         return argument
     if sys.stdin is None or sys.stdin.isatty():
         raise ConfigError("a text must be given", "nothing", "Pass it, or pipe it into stdin.")

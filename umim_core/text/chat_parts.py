@@ -482,10 +482,9 @@ def encode_parts(
     Returns:
         Raw ids [T] (int64), and the tokens that may merge, as :func:`token_ranges`.
     """
-    error = encoding_error(text)
-    rule = "a chat must hold no lone surrogates"
+    rule, found = "a chat must hold no lone surrogates", encoding_error(text)
     remedy = "Decode the text that it comes from as UTF-8 or UTF-16."
-    require(error is None, GenerationError, rule, str(error), remedy)
+    require(found is None, GenerationError, rule, found, remedy)
     if not tokenizer.is_fast:
         if places:
             log_unmerged("the tokenizer does not say which characters its tokens are")

@@ -213,11 +213,8 @@ def _problem(value: object, keep_nul: bool) -> CorpusError | None:
         return _bad("the field must hold a string", value)
     if not keep_nul and (position := value.find("\0")) >= 0:
         return _bad("text must not hold NUL", f"NUL at character {position}")
-    if (error := encoding_error(value)) is not None:
-        return _bad(
-            "text must not hold lone surrogates",
-            f"{value[error.start]!a} at character {error.start}",
-        )
+    if (found := encoding_error(value)) is not None:
+        return _bad("text must not hold lone surrogates", found)
     return None
 
 

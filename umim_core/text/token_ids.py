@@ -160,12 +160,9 @@ def check_encodable(text: str) -> None:
     kind = type(text).__name__
     remedy = "Decode bytes, and give one text at a time."
     require(isinstance(text, str), CorpusError, "a text must be a string", kind, remedy)
-    if not text.isascii() and (error := encoding_error(text)) is not None:
-        raise CorpusError(
-            "text must not hold lone surrogates",
-            f"{text[error.start]!a} at character {error.start}",
-            "Correct it: half of a character of two was cut off.",
-        ) from error
+    rule, found = "text must not hold lone surrogates", encoding_error(text)
+    remedy = "Correct it: half of a character of two was cut off."
+    require(found is None, CorpusError, rule, found, remedy)
 
 
 def encode(
