@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +56,6 @@ class TokenJob:
     directory: Path
     tokenizer: TokenizerRef
     limit: int | None = None
-    threads: int | None = None
 
 
 @dataclass
@@ -93,9 +92,6 @@ def split_jobs(
 
 
 def tokenize_file(job: TokenJob) -> Tokenized:
-    if job.threads is not None:
-        os.environ["TOKENIZERS_PARALLELISM"] = "true" if job.threads > 1 else "false"
-        os.environ["RAYON_NUM_THREADS"] = str(job.threads)
     bad = BadRows()
     tokenizer = None if isinstance(job.source, TokenIds) else _load(job.tokenizer)
     pieces = iter_token_pieces(job.source, tokenizer, bad)
@@ -162,15 +158,16 @@ def _run_on_cluster(jobs: Sequence[TokenJob], lease: ClusterLease) -> list[Outco
     lease.ensure()
     sizes = [int(machine.get("CPU", 0)) for machine in machines()]
     threads = threads_per_job(sum(sizes) // len(jobs), sizes)
-    placed = [replace(job, threads=threads) for job in jobs]
     outcomes: dict[int, Outcome] = {}
-    calls = {number: partial(_tokenized, job) for number, job in enumerate(placed)}
+    calls = {number: partial(_tokenized, job, threads) for number, job in enumerate(jobs)}
     run_on_cluster(lease, calls, outcomes.__setitem__, threads, writes=jobs[0].directory.parent)
-    return [outcomes[number] for number in range(len(placed))]
+    return [outcomes[number] for number in range(len(jobs))]
 
 
-def _tokenized(job: TokenJob) -> Outcome:
+def _tokenized(job: TokenJob, threads: int) -> Outcome:
     """Run a job; a typed error is its result, so that the first in canonical order is raised."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
     try:
         return tokenize_file(job)
     except UmimError as error:

@@ -11,14 +11,13 @@ from threading import Lock
 from typing import Any, Final
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from umim_core.backbone.tokenizer_files import first_line, refuse_code, typed_errors
+from umim_core.backbone.tokenizer_files import first_line, local_file, refuse_code, typed_errors
 from umim_core.errors import BackboneError, ConfigError, require
 
 DTYPES: Final = {
@@ -142,13 +141,8 @@ def _check_types(where: str, revision: str | None, model: PreTrainedModel) -> No
 
 def weight_files(where: str, revision: str | None) -> list[Path]:
     """Return a model's files of weights, without asking the network."""
-    folder = Path(where)
-    if not folder.is_dir():
-        config = try_to_load_from_cache(where, "config.json", revision=revision)
-        if not isinstance(config, str):
-            return []
-        folder = Path(config).parent
-    return sorted(folder.glob("*.safetensors"))
+    config = local_file(where, "config.json", revision)
+    return [] if config is None else sorted(config.parent.glob("*.safetensors"))
 
 
 def frozen_twin(model: PreTrainedModel) -> PreTrainedModel:

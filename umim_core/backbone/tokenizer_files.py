@@ -135,15 +135,10 @@ def typed_errors(what: str, name: str) -> translated:
 
 def _check_pipeline(name: str, revision: str | None) -> bool:
     """Refuse a ``tokenizer.json`` that would take minutes or gigabytes; False: there is none."""
-    place = Path(name, "tokenizer.json")
-    found = (
-        str(place)
-        if os.path.isdir(name)
-        else try_to_load_from_cache(name, place.name, revision=revision)
-    )
-    if not isinstance(found, str) or not os.path.isfile(found):
+    file = local_file(name, "tokenizer.json", revision)
+    if file is None:
         return False
-    pipeline = json.loads(Path(found).read_text(encoding="utf-8"))
+    pipeline = json.loads(file.read_text(encoding="utf-8"))
     vocabulary = pipeline["model"]["vocab"]
     ids = [token["id"] for token in pipeline.get("added_tokens") or ()]
     ids += vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
@@ -153,6 +148,14 @@ def _check_pipeline(name: str, revision: str | None) -> bool:
         if (growth := _growth(pipeline.get(part))) > _MOST_GROWTH:
             raise ValueError(f"the {part} makes {growth:,} characters of one")
     return True
+
+
+def local_file(name: str, file: str, revision: str | None) -> Path | None:
+    """Return a file of a directory, or of a repository in the hub's cache; None without it."""
+    found: object = os.path.join(name, file)
+    if not os.path.isdir(name):
+        found = try_to_load_from_cache(name, file, revision=revision)
+    return Path(found) if isinstance(found, str) and os.path.isfile(found) else None
 
 
 def _growth(part: object) -> int:

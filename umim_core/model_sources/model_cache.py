@@ -94,16 +94,13 @@ def _packaged_record(model: PackagedModel, directory: Path, verify: bool) -> Map
 
 def _whole_record(directory: Path, kind: str, verify: bool) -> Mapping[str, Any]:
     """Return the manifest of a model in the cache, its files checked by size and time."""
-
-    def whole(verify: bool) -> Mapping[str, Any]:
-        return read_manifest(directory, kind=kind, schema=_SCHEMA, verify=verify)
-
-    record = whole(verify)
+    read = partial(read_manifest, directory, kind=kind, schema=_SCHEMA)
+    record = read(verify=verify)
     times = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     made = (directory / MANIFEST).stat().st_mtime_ns
     if any(time > made for time in times.values()):  # changed or copied since: hashed once as it is
         key = [str(directory), times]
-        remembered("whole-models", key, TypeAdapter(bool), lambda: bool(whole(True)), bool)
+        remembered("whole-models", key, TypeAdapter(bool), lambda: bool(read()), bool)
     return record
 
 
