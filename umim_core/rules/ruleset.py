@@ -155,17 +155,14 @@ class RuleSet:
         return f"RuleSet({len(self):,} rules: {orders} tokens; {how})"
 
     @classmethod
-    def from_counts(cls, counts: NgramCounts, origin: RuleOrigin | None = None) -> RuleSet:
+    def from_counts(cls, counts: NgramCounts, origin: RuleOrigin) -> RuleSet:
         """Filter n-gram counts into rules.
 
-        The options of ``origin`` name filters and a threshold, that of the counts or a higher one;
-        None takes the counts' and the usual filters.
+        The options of ``origin`` name filters and a threshold, that of the counts or a higher one.
         """
-        usual = RuleOptions(tau=counts.tau, longest=counts.orders[-1], segment_length=None)
-        recorded = origin or RuleOrigin(options=usual)
-        counts.check_reached(recorded.options.tau)
+        counts.check_reached(origin.options.tau)
         ids = {n: counts.ids(n) for n in counts.orders}
-        return cls.filtered(ids, counts.support, recorded)[0]
+        return cls.filtered(ids, counts.support, origin)[0]
 
     @classmethod
     def filtered(
