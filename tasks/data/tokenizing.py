@@ -193,11 +193,9 @@ def _merged(jobs: Sequence[TokenJob], outcomes: Sequence[Outcome]) -> Tokenized:
     source = jobs[0].source
     allowed = 0 if isinstance(source, TextFiles | TokenIds) else source.max_bad
     if merged.bad.count > allowed:
-        raise CorpusError(
-            f"at most {allowed} rows may be bad, first {merged.bad.first[0]}",
-            f"{merged.bad.count} bad rows",
-            "Correct the rows, or allow more with max_bad.",
-        )
+        rule = f"at most {allowed} rows may be bad, first {merged.bad.first[0]}"
+        found = f"{merged.bad.count} bad rows"
+        raise CorpusError(rule, found, "Correct the rows, or allow more with max_bad.")
     if merged.bad.count:
         first = merged.bad.first[0]
         logger.warning("%s: %d bad rows, first %s", jobs[0].split, merged.bad.count, first)

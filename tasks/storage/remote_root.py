@@ -273,11 +273,8 @@ class RemoteRoot:
             raise self._altered(place, f"{found['loc']}: {found['msg']}") from error
 
     def _altered(self, place: str, value: str) -> ArtifactError:
-        return ArtifactError(
-            f"{self.address} must hold {place} as it was written",
-            value,
-            "Remove it there, a stage with `python -m flows store rm`; it is built again.",
-        )
+        remedy = "Remove it there, a stage with `python -m flows store rm`; it is built again."
+        return ArtifactError(f"{self.address} must hold {place} as it was written", value, remedy)
 
     @contextlib.contextmanager
     def _typed_errors(self) -> Iterator[None]:

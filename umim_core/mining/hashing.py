@@ -46,11 +46,9 @@ class PartitionedCounts:
                 keys, weights, entries, self._used[partition], limit, begin
             )
             if overflow:
-                raise CorpusError(
-                    "an n-gram's count must lie in 0..2^63 - 1",
-                    f"key {int(keys[begin])} passes it",
-                    "Mine the corpus in parts.",
-                )
+                rule = "an n-gram's count must lie in 0..2^63 - 1"
+                found = f"key {int(keys[begin])} passes it"
+                raise CorpusError(rule, found, "Mine the corpus in parts.")
             if begin == keys.size:
                 return
             larger = _empty_pairs(_grown(entries.size // 2))

@@ -178,9 +178,7 @@ def check_export(
             f"{leak.kind} {leak.text.strip()[:_VISIBLE] + '...'!r} {leak.span}"
             for leak in leaks[:_SHOWN]
         )
-        raise LeakError(
-            "published rules must spell out no address, key or private number",
-            f"{len(leaks)} of {len(rules)}: {shown}",
-            "Mine with a larger min_documents, protect such tokens, or allow leaks explicitly.",
-        )
+        rule = "published rules must spell out no address, key or private number"
+        remedy = "Mine with a larger min_documents, protect such tokens, or allow leaks explicitly."
+        raise LeakError(rule, f"{len(leaks)} of {len(rules)}: {shown}", remedy)
     return leaks

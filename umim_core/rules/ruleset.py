@@ -294,11 +294,9 @@ class RuleSet:
 
     def require_prices(self) -> Prices:
         if self.prices is None:
-            raise RuleSetError(
-                "a bound on damage needs the price of every rule",
-                f"{len(self):,} rules without prices",
-                "Measure them: umim prune CHECKPOINT TEXTS --keep-all.",
-            )
+            rule = "a bound on damage needs the price of every rule"
+            found = f"{len(self):,} rules without prices"
+            raise RuleSetError(rule, found, "Measure them: umim prune CHECKPOINT TEXTS --keep-all.")
         return self.prices
 
     def places(self, spans: NDArray[np.integer]) -> Ints:

@@ -39,11 +39,8 @@ def canonical_json(value: object) -> str:
         text.encode()
         return text
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArtifactError(
-            "an artifact's JSON holds only finite numbers, strings, lists and mappings",
-            str(error),
-            "Convert the value before it is written.",
-        ) from error
+        rule = "an artifact's JSON holds only finite numbers, strings, lists and mappings"
+        raise ArtifactError(rule, str(error), "Convert the value before it is written.") from error
 
 
 def sha256_bytes(data: bytes) -> str:

@@ -38,11 +38,9 @@ def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[N
     waits = 0
     while (handle := _try_acquire(path)) is None:
         if deadline is not None and time.monotonic() >= deadline:
-            raise LockError(
-                f"only one process may build {directory.name} at a time",
-                f"lock held by {_holder(path)}",
-                "Wait for it to end, or stop it.",
-            )
+            rule = f"only one process may build {directory.name} at a time"
+            found = f"lock held by {_holder(path)}"
+            raise LockError(rule, found, "Wait for it to end, or stop it.")
         if not waits:
             logger.info("%s: waiting for %s", directory.parent.name, _holder(path))
         waits += 1
@@ -130,11 +128,8 @@ def _held(kind: int, waiting: str) -> Iterator[None]:
     try:
         handle = _opened(path, 0o600)
     except (OSError, LockError) as error:
-        raise LockError(
-            "the file of the machine's lock must be writable",
-            f"{path}: {error}",
-            f"Set {VARIABLE} to a file of yours.",
-        ) from error
+        rule = "the file of the machine's lock must be writable"
+        raise LockError(rule, f"{path}: {error}", f"Set {VARIABLE} to a file of yours.") from error
     try:
         try:
             fcntl.flock(handle, kind | fcntl.LOCK_NB)

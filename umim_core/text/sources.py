@@ -230,11 +230,9 @@ def _missing(shown: str) -> CorpusError:
 
 
 def _no_file(shown: str, left_out: str = "") -> CorpusError:
-    return CorpusError(
-        "a folder or pattern must give a file of a known kind",
-        f"{shown}, with {left_out or 'nothing'}",
-        f"Name files that end in {_KNOWN}, or say what others hold: --kind text FOLDER/*.log.",
-    )
+    rule = "a folder or pattern must give a file of a known kind"
+    remedy = f"Name files that end in {_KNOWN}, or say what others hold: --kind text FOLDER/*.log."
+    return CorpusError(rule, f"{shown}, with {left_out or 'nothing'}", remedy)
 
 
 # Sources
@@ -353,11 +351,9 @@ class HubDataset(_SourceModel):
         except (OSError, HTTPError) as error:
             # A tag or a branch may move: a key made of its name would fit other data later.
             pinned = "" if self.revision is None else f" at revision {self.revision}"
-            raise CorpusError(
-                "a data set must be reachable, or pinned by a commit of 40 hex digits",
-                f"{self.name}{pinned}",
-                "Name the commit as its revision, or a local folder.",
-            ) from error
+            rule = "a data set must be reachable, or pinned by a commit of 40 hex digits"
+            remedy = "Name the commit as its revision, or a local folder."
+            raise CorpusError(rule, f"{self.name}{pinned}", remedy) from error
 
 
 class TokenIds(_SourceModel):
@@ -524,12 +520,12 @@ def _kind(name: str) -> SourceKind:
     if (kind := kind_of(name)) is not None:
         return kind
     if is_address(name) or os.path.lexists(name):
-        raise CorpusError(
+        rule = (
             f"a corpus file must end in {_KNOWN}; text and JSON Lines that are packed also in "
-            f"{', '.join(UNPACK)}",
-            str(CorpusFile(name)),
-            "Unpack it, or say what it holds: --kind text, or jsonl, parquet, ids.",
+            f"{', '.join(UNPACK)}"
         )
+        remedy = "Unpack it, or say what it holds: --kind text, or jsonl, parquet, ids."
+        raise CorpusError(rule, str(CorpusFile(name)), remedy)
     parent, _, last = name.rpartition("/")
     # A file that is missing is no data set: hub ids have an owner, and no folder here.
     if not _HUB_ID.fullmatch(name) or not (parent or "." not in last) or os.path.isdir(parent):

@@ -129,11 +129,9 @@ def check_range(ids: NDArray[np.integer], where: str = "corpus", start: int = 0)
         raise CorpusError("token ids must be integers", str(ids.dtype), "Tokenize the text first.")
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_TOKEN_ID):
         position = int(np.flatnonzero((ids > MAX_TOKEN_ID) | (ids < 0))[0])
-        raise CorpusError(
-            f"{where}: token ids must lie in 0..{MAX_TOKEN_ID}",
-            f"{int(ids[position])} at position {start + position}",
-            "Check the tokenizer; vocabularies of more than 2^18 entries are not supported.",
-        )
+        rule = f"{where}: token ids must lie in 0..{MAX_TOKEN_ID}"
+        remedy = "Check the tokenizer; vocabularies of more than 2^18 entries are not supported."
+        raise CorpusError(rule, f"{int(ids[position])} at position {start + position}", remedy)
 
 
 def check_offsets(offsets: Offsets, size: int) -> None:
@@ -146,13 +144,10 @@ def check_offsets(offsets: Offsets, size: int) -> None:
     else:
         fits = bool(len(offsets) and offsets[0] == 0 and offsets[-1] == size)
         fits = fits and not (offsets[1:] < offsets[:-1]).any()
-    if not fits:
-        raise CorpusError(
-            f"segment borders must rise from 0 to {size}, the number of tokens",
-            f"{len(offsets)} borders, {offsets[0] if len(offsets) else None} to "
-            f"{offsets[-1] if len(offsets) else None}",
-            "Give one border more than there are segments.",
-        )
+    rule = f"segment borders must rise from 0 to {size}, the number of tokens"
+    ends = f"{offsets[0]} to {offsets[-1]}" if len(offsets) else "none"
+    remedy = "Give one border more than there are segments."
+    require(fits, CorpusError, rule, f"{len(offsets)} borders, {ends}", remedy)
 
 
 def check_encodable(text: str) -> None:

@@ -84,11 +84,9 @@ def cut_pieces(
         margin = piece_chars + (0 if last else _WINDOW_CHARS)
         while len(text) - start > searched + margin:
             if searched > max_piece_chars:
-                raise CorpusError(
-                    f"a document must have a place to cut it every {max_piece_chars} characters",
-                    f"none in {text[start : start + 40]!r}...",
-                    "Break its lines, split it into several documents or leave it out.",
-                )
+                rule = f"a document must have a place to cut it every {max_piece_chars} characters"
+                remedy = "Break its lines, split it into several documents or leave it out."
+                raise CorpusError(rule, f"none in {text[start : start + 40]!r}...", remedy)
             begin = start + searched
             border = _border(text, tokenizer, begin, begin + piece_chars)
             if border is None:
@@ -357,11 +355,10 @@ class TokenFiles:
             inside = part.ends(self.directory)
             bounds = np.concatenate([[0], inside, [part.tokens]])
             if (np.diff(bounds) < 0).any() or bounds[-2] != part.tokens:
-                raise ArtifactError(
-                    f"{self.directory / part.files[1]} must rise to {part.tokens}, the last token",
-                    f"ends from {int(inside.min(initial=0))} to {int(inside.max(initial=0))}",
-                    _REBUILD,
-                )
+                path = self.directory / part.files[1]
+                rule = f"{path} must rise to {part.tokens}, the last token"
+                found = f"ends from {int(inside.min(initial=0))} to {int(inside.max(initial=0))}"
+                raise ArtifactError(rule, found, _REBUILD)
             ends.append(start + inside)
         return np.concatenate(ends)
 
@@ -369,11 +366,8 @@ class TokenFiles:
         ids = part.ids(self.directory)[start:stop]
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high > part.max_id:  # kernels index tables by them
-            raise ArtifactError(
-                f"{self.directory / part.files[0]} must hold ids in 0..{part.max_id}",
-                f"ids from {low} to {high}",
-                _REBUILD,
-            )
+            rule = f"{self.directory / part.files[0]} must hold ids in 0..{part.max_id}"
+            raise ArtifactError(rule, f"ids from {low} to {high}", _REBUILD)
         # A view keeps the file open; whoever keeps thousands of segments must not run out of files.
         return ids if ids.size > _COPIED else ids.copy()
 
