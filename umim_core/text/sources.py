@@ -451,6 +451,12 @@ class Reading:
         values = {name: getattr(self, name) for name in ("field", "split", "config", "max_bad")}
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def flags(self) -> dict[str, object]:
+        """All that are given, as options of a command."""
+        kind = {} if self.kind is None else {"--kind": self.kind}
+        return kind | {f"--{name.replace('_', '-')}": value for name, value in self.given.items()}
+
 
 _AS_THEY_ARE: Final = Reading()
 
@@ -467,11 +473,9 @@ def sources_of(corpora: Sequence[Names], reading: Reading = _AS_THEY_ARE) -> lis
     name like ``owner/name`` that is no file is a Hugging Face data set. An option that says nothing
     about any of the corpora is refused.
     """
-    given = [*(["kind"] if reading.kind else []), *reading.given]
-    shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    fits, given = bool(corpora) or not reading.flags, ", ".join(reading.flags)
     remedy = "Name its files, or leave the options out."
-    fits = bool(corpora) or not given
-    require(fits, ConfigError, "options of a corpus need one", shown, remedy)
+    require(fits, ConfigError, "options of a corpus need one", given, remedy)
     sources = [_source(names, reading) for names in corpora]
     for name, value in reading.given.items():
         users = [kind for kind, model in _MODELS.items() if name in model.model_fields]
