@@ -17,7 +17,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from support.pickle_bomb import PickleBomb, write_bomb
@@ -25,6 +25,8 @@ from support.processes import ROOT, output_of
 from support.token_artifacts import write_documents
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.model_sources.gguf_tokenizer import PRE_TOKENIZERS
+from umim_core.store.artifacts import directory_digest, payload_files
 from umim_core.text import token_ids, tokens
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_ids import TokenPiece, ids_digest, segment_borders, segment_rows
@@ -76,17 +78,8 @@ def embedded() -> PreTrainedTokenizerBase:
 
 def llama_3_like() -> PreTrainedTokenizerBase:
     """Make a BPE whose words take punctuation and line ends together, as Llama 3's do."""
-    pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    bpe.pre_tokenizer = PRE_TOKENIZERS["llama-bpe"].pieces
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
@@ -357,10 +350,6 @@ def write(directory: Path, *parts: Documents, size: int = 3) -> TokenFiles:
     return TokenFiles.open(directory)
 
 
-def sums(directory: Path) -> dict[str, str]:
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.iterdir()}
-
-
 @given(
     parts=st.lists(DOCUMENTS, max_size=4),
     size=st.integers(1, 5),
@@ -409,9 +398,9 @@ def test_the_same_tokens_give_the_bytes_of_numpy_in_any_pieces(tmp_path: Path) -
     documents = [[1, 2, 3, 4, 5, 6, 7], [], [8]]
     for size in (1, 2, 7):
         write(tmp_path / str(size), documents, size=size)
-    assert sums(tmp_path / "1") == sums(tmp_path / "2") == sums(tmp_path / "7")
+    assert len({directory_digest(tmp_path / size) for size in ("1", "2", "7")}) == 1
     names = ["00000.ends.npy", "00000.tokens.npy", INDEX]
-    assert sorted(sums(tmp_path / "1")) == names
+    assert sorted(payload_files(tmp_path / "1")) == names
     for name, values in zip(names, ([7, 7, 8], range(1, 9)), strict=False):
         assert np.load(tmp_path / "1" / name).tolist() == list(values)
 
@@ -427,7 +416,7 @@ def test_a_cut_part_is_one_that_was_written_with_that_limit(
     limit = data.draw(st.integers(1, len(flat)))
     cut = cut_part(base / "cut", write_part(base / "cut", in_pieces(documents)), limit)
     assert cut == write_part(base / "limited", in_pieces(documents, 4), limit=limit)
-    assert sums(base / "cut") == sums(base / "limited")
+    assert directory_digest(base / "cut") == directory_digest(base / "limited")
     write_index(base / "cut", [cut])
     assert TokenFiles.open(base / "cut")[:].tolist() == flat[:limit]
 
