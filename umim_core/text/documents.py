@@ -234,18 +234,19 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def json_rows(file: CorpusFile) -> PlacedRows:
     """Yield the lines of JSON Lines, or the items of an array, that are no empty lines."""
+    shown = str(file)  # once: it takes as long as reading a row
     with file.open_unpacked() as stream:
         head = stream.peek(_CHUNK_BYTES)
         if magic := next(filter(head.startswith, _HEADS), None):  # all else may be secret
-            raise CorpusError(f"{file}: rows must be UTF-8", magic, _utf8_remedy(head))
+            raise CorpusError(f"{shown}: rows must be UTF-8", magic, _utf8_remedy(head))
         if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             for number, row in enumerate(_array(file, stream), 1):
-                yield f"{file}: item {number}", row
+                yield f"{shown}: item {number}", row
             return
         for number in count(1):
             line = stream.readline(_MAX_ROW + 1)
             if len(line) > _MAX_ROW:
-                rule = f"{file}:{number}: a line must be at most {_MAX_ROW} bytes"
+                rule = f"{shown}:{number}: a line must be at most {_MAX_ROW} bytes"
                 remedy = "Check that the file is JSON Lines, or store its text as text files."
                 raise CorpusError(rule, "more", remedy)
             if not line:
@@ -253,7 +254,7 @@ def json_rows(file: CorpusFile) -> PlacedRows:
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
-                yield f"{file}:{number}", _json_value(line)
+                yield f"{shown}:{number}", _json_value(line)
 
 
 def _json_value(line: bytes) -> object:
@@ -304,18 +305,19 @@ def field_of(row: object, name: str) -> object:
 
 
 def parquet_rows(file: CorpusFile, name: str) -> PlacedRows:
+    shown = str(file)
     with file.open() as stream, pq.ParquetFile(stream) as table:
         schema = table.schema_arrow
-        _require_column(str(file), name, schema.names)
+        _require_column(shown, name, schema.names)
         kind = schema.field(name).type
         texts = kind.value_type if pa.types.is_dictionary(kind) else kind
-        rule = f"{file}: column {name!r} must hold strings"
+        rule = f"{shown}: column {name!r} must hold strings"
         fits = texts in (pa.string(), pa.large_string(), pa.string_view())
         require(fits, CorpusError, rule, str(kind), "Name another column.")
         row = 0
         for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=[name]):
             for value in batch.column(0):
-                yield f"{file}: row {row}", _arrow_value(value)
+                yield f"{shown}: row {row}", _arrow_value(value)
                 row += 1
 
 
