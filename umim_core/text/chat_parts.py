@@ -127,7 +127,9 @@ def write_chat(
     )
     forms = [texts, parts] if texts == list(chat) else [list(chat), texts, parts]
     for form in forms[:]:
-        common = [{**m, "role": MESSAGE_ROLES.get(m["role"], m["role"])} for m in form]
+        common: list[Mapping[str, Any]] = [
+            {**m, "role": MESSAGE_ROLES.get(m["role"], m["role"])} for m in form
+        ]
         if common != form:
             forms.append(common)
     refused: list[GenerationError] = []
