@@ -81,7 +81,7 @@ class Benchmark:
         if self.gates is not None:
             gates = report["gates"] = self.gates(report)
             same = [gate[2] for name, gate in gates.items() if name.endswith(self.equal)]
-            report["equal"] = all(same) and report.get("equal", True)
+            report["equal"] = all(same) and (report["equal"] if "equal" in report else bool(same))
 
 
 def parse(

@@ -7,6 +7,7 @@ that carry its log's path in their environment.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -113,6 +114,8 @@ def up(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
                 why = "" if lives else "it has ended"
                 if time.monotonic() > deadline:
                     why = f"no answer in {START_SECONDS:.0f} s"
+                    if began and lives and state.state == "down":  # hidden: `down` finds it not
+                        os.killpg(began.pid, signal.SIGKILL)
                 rule, remedy = f"{service.name} must start", f"Its last lines are in {state.log}."
                 require(not why, ClusterError, rule, why, remedy)
                 time.sleep(0.2)

@@ -59,6 +59,7 @@ from umim_core.text.token_ids import encode, flat
 TABLE: Final = "table.json"
 _LIMITS: Final = ("questions", "new_tokens", "answers")  # fields of a recipe
 _PLACED: Final = ("device", "dtype")
+_OTHERS: Final = "of tasks that are not generated"
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def questions_stage(out: Path, site: Site, *, data: TableQuestions) -> Metrics:
     return {"questions": float(questions.count)}
 
 
-@stage(version=2)
+@stage(version=2, free=dict.fromkeys(("options.task_data", "options.task_features"), _OTHERS))
 def mined_stage(
     out: Path,
     _: Site,

@@ -66,8 +66,8 @@ REFUSED = {
         f"{line} --out a.txt": "the output directory must not exist; got "
         for line in ("init absent --rules rules", "train absent a.txt --rules rules")
     },
-    "compress x -c ''": "; got ., which holds none",
-    "generate x -c ''": "; got ., which holds none",
+    "compress x -c ''": "must not be empty; got ''",
+    "generate x -c ''": "must not be empty; got ''",
     "bench -c checkpoint --device ''": "device must be cpu",
     "init absent --rules rules --out old": "the output directory must not exist",
     "import absent --backbone model --out old": "the output directory must not exist",

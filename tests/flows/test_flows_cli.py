@@ -7,8 +7,9 @@ import logging
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 import yaml
 from click.testing import Result
@@ -29,7 +30,7 @@ from tasks.stages.mine import given_rules_stage
 from tasks.stages.named import NamedRules, NamedTokenizer
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.config.recipe import Recipe
-from umim_core.errors import BackboneError, ConfigError, ResourceLimitError
+from umim_core.errors import BackboneError, ClusterError, ConfigError, ResourceLimitError
 
 RESULTS = ROOT / "docs" / "results"
 PART = ("--flow", "mine", "--dry-run")
@@ -239,3 +240,14 @@ def test_settings_that_do_not_exist_are_refused(
     recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text("utf-8"))
     with pytest.raises(ConfigError, match=message):
         find_recipe(write(recipe | change, tmp_path))
+
+
+def test_a_flow_whose_server_is_away_says_so() -> None:
+    def flow() -> None:
+        raise httpx.ConnectError("no answer")
+
+    with (
+        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        pytest.raises(ClusterError, match="Prefect's server must answer when a flow run begins"),
+    ):
+        _called(cast(Any, flow))()

@@ -35,7 +35,7 @@ from umim_core.store.artifacts import (
     write_manifest,
 )
 from umim_core.store.disk import refusals_named
-from umim_core.store.publication import build_once, publish_directory
+from umim_core.store.publication import build_once, give_name, publish_directory
 
 JSON = st.recursive(
     st.none()
@@ -288,6 +288,41 @@ def test_what_another_builder_removes_while_it_is_read_is_built(
     removed = [tmp_path / "x"]
     monkeypatch.setattr("umim_core.store.artifacts.sha256_file", hashed)
     assert [built(), built()] == [True, False]
+
+
+def test_a_call_killed_before_its_result_had_a_name_goes_on(tmp_path: Path) -> None:
+    def build(out: Path) -> None:
+        part = out / "state" / "part"
+        build_once(part, "p", lambda to: write_json(to / "f", 1), kind="p", schema=1)
+
+    def built() -> bool:
+        place = tmp_path / "x"
+        return build_once(place, "k", build, kind="k", schema=1, resumable=True).executed
+
+    with pytest.MonkeyPatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr("umim_core.store.publication.give_name", killed_once(give_name))
+        built()
+    (part,) = tmp_path.glob("x.partial/**/part")
+    shutil.rmtree(part)  # it must be built again, beside the manifest of the whole
+    assert [built(), built()] == [True, False]
+
+
+def killed_once(act: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+    """Do as a function does, until a whole folder gets its name."""
+
+    def killed(folder: Path, place: Path) -> None:
+        if place.name == "x":
+            raise KeyboardInterrupt
+        act(folder, place)
+
+    return killed
+
+
+@pytest.mark.parametrize("content", ["// of a browser\n{}", '{"name": "extension"}'])
+def test_another_programs_manifest_is_no_result(tmp_path: Path, content: str) -> None:
+    (tmp_path / MANIFEST).write_text(content)
+    publish_directory(tmp_path / "x", lambda out: (out / "f").write_text("1"))
+    assert everything(tmp_path) == [MANIFEST, "x", "x/f"]
 
 
 def test_a_full_disk_is_told_while_others_remove_their_files(

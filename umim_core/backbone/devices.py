@@ -83,7 +83,7 @@ def usable_device(name: str) -> str:
         gpus = gpu_count()
         names = ", ".join(["cpu", "cuda", *(f"cuda:{number}" for number in range(gpus))])
         rule = f"device must be {names if gpus else 'cpu: there is no usable GPU'}"
-        raise ConfigError(rule, name, "Choose such a device, or leave it out.")
+        raise ConfigError(rule, name or "''", "Choose such a device, or leave it out.")
     return name
 
 

@@ -18,6 +18,7 @@ from umim_core.errors import (
     CheckpointError,
     FetchHashError,
     did_you_mean,
+    require,
 )
 from umim_core.store.artifacts import described, read_json
 from umim_core.text.roles import USER, Role, check_roles
@@ -101,8 +102,10 @@ def read_config(directory: Path) -> CheckpointConfig:
 
 
 def resolve_checkpoint(name: str | Path) -> Path:
+    rule, remedy = "the name of a checkpoint must not be empty", "Leave it out for the default."
+    require(bool(str(name)), CheckpointError, rule, "''", remedy)
     directory = named_place(name)
-    for place in (directory, directory / "checkpoint") if str(name) else ():
+    for place in (directory, directory / "checkpoint"):
         if _is_checkpoint(place):
             return place
     check_path("checkpoint", str(name), CheckpointError)

@@ -64,8 +64,8 @@ class _Config(BaseModel):
 
     merge_weights: str = "merge_module.pt"
     rules_dir: str = ""
-    rule_files: dict[Literal["2", "3", "4"], str] = {}
-    num_heads: Annotated[int, Field(ge=1)] = 4
+    rule_files: Annotated[dict[Literal["2", "3", "4"], str], Field(min_length=3)] = {}
+    num_heads: Annotated[int, Field(ge=1, strict=True)] = 4
 
 
 def read_release(folder: Path, backbone: Backbone) -> tuple[Checkpoint, int]:

@@ -84,7 +84,7 @@ class CorpusOptions:
     ] = None
     split: Annotated[
         str | None,
-        typer.Option(help="Split of a data set.", show_default="train, of umim ppl test"),
+        typer.Option(help="Split of a data set.", show_default="train; umim ppl: test"),
     ] = None
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None
     max_bad: Annotated[

@@ -175,10 +175,10 @@ class MergedModel:
         return pack_rows(rows, cuts, device=self.backbone.device)
 
     def surrogates(self, span_ids: Tensor, span_lengths: Tensor) -> Tensor:
-        """Return the surrogates [M, d] of spans [M, N] in the backbone's data type.
-
-        Above merge depth 0 a span has none: its state depends on what stands before it.
-        """
+        """Return the surrogates [M, d] of spans [M, N] in the backbone's data type."""
+        rule, value = "a span has a surrogate at merge depth 0 alone", f"depth {self.merge_depth}"
+        remedy = "Its state depends on what stands before it; use a checkpoint of depth 0."
+        require(not self.merge_depth, ConfigError, rule, value, remedy)
         if self.module is None:
             raise ConfigError("merged units need a merge module", None, "Pass one, or no rules.")
         spans = self.backbone.embed(span_ids)

@@ -130,7 +130,8 @@ def pack_rows(
         least, most = row_lengths.min(initial=1), row_lengths.max(initial=1)
         fits = covered == len(ids) and np.array_equal(row_starts, ends - row_lengths)
         rule = f"units of 1 to {MAX_LONGEST} tokens must cover every token of their row once"
-        value, remedy = f"{covered} of {len(ids)} tokens", "Use the matcher's own segmentation."
+        value = f"{covered} of {len(ids)} tokens, in units of {least} to {most}"
+        remedy = "Use the matcher's own segmentation."
         require(fits and 1 <= least <= most <= MAX_LONGEST, CorpusError, rule, value, remedy)
         starts[b, :units], lengths[b, :units] = row_starts, row_lengths
         raw = np.flatnonzero(row_lengths == 1)

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-import httpx
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its own, httpx or httpx2
 
 from umim_core.addresses import beside, is_path
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint

@@ -144,8 +144,19 @@ class BoundedServer(uvicorn.Server):
         )  # fmt: skip
         super().__init__(config)
         logging.getLogger("asyncio").addFilter(_seldom)
-        # After a second Ctrl-C uvicorn logs a traceback for each answer that it cut.
-        logging.getLogger("uvicorn.error").addFilter(lambda _: not self.force_exit)
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve; after a second Ctrl-C no traceback is logged for each answer that was cut."""
+
+        def wanted(_: logging.LogRecord) -> bool:
+            return not self.force_exit
+
+        log = logging.getLogger("uvicorn.error")
+        log.addFilter(wanted)
+        try:
+            super().run(sockets)
+        finally:
+            log.removeFilter(wanted)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen with a longer queue than asyncio accepts at once, uncounted by connections."""

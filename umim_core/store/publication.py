@@ -128,8 +128,10 @@ def check_absent(out: Path) -> None:
 def _check_outside(out: Path) -> None:
     """Refuse a place in a finished result: what its manifest does not list would spoil it."""
     for folder in out.resolve().parents:
-        if (folder / MANIFEST).is_file():
-            known = read_json(folder / MANIFEST)
+        known: object = None
+        with suppress(ArtifactError):  # another program's file of this name
+            known = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else None
+        if known is not None:
             finished = isinstance(known, dict) and {"kind", "schema", "files"} <= known.keys()
             rule = "an output directory must not lie in another result"
             remedy = f"Choose a place outside of {folder}."
@@ -167,6 +169,7 @@ def _resumed(partial: Path, mark: Mapping[str, str]) -> Iterator[Path]:
     out = partial / _WHOLE
     if (partial / STATE).is_dir():  # killed while the result got its name
         (partial / STATE).rename(out / STATE)
+    (out / MANIFEST).unlink(missing_ok=True)
     try:
         yield out
     finally:

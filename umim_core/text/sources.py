@@ -422,9 +422,10 @@ def not_empty(source: DocumentSource, pieces: Iterable[TextPiece]) -> Iterator[T
     for piece in pieces:
         is_empty = False
         yield piece
-    rule = "a corpus must hold at least one non-empty document"
-    remedy = "Check the paths and the field name."
-    require(not is_empty, CorpusError, rule, source.model_dump(mode="json"), remedy)
+    if is_empty:
+        rule = "a corpus must hold at least one non-empty document"
+        remedy = "Check the paths and the field name."
+        raise CorpusError(rule, source.model_dump(mode="json"), remedy)
 
 
 # Names and options of a command

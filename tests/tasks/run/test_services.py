@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 
 import httpx
@@ -106,10 +107,15 @@ def test_a_service_that_does_not_start_names_its_log(
     assert ("no such database" in (tmp_path / "bad.log").read_text()) == (seconds > 1)
 
 
-def test_a_process_may_show_no_environment_while_it_changes_its_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("looks", "left"),
+    [([True, False, False, True], "starting"), (repeat(True), "down")],
+    ids=["it changes its program", "never shown"],
+)
+def test_a_process_may_show_no_environment_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: Iterable[bool], left: str
 ) -> None:
-    environ, hidden = psutil.Process.environ, iter([True, False, False, True])
+    environ, hidden = psutil.Process.environ, iter(looks)
 
     def shown(process: psutil.Process) -> dict[str, str]:
         found = environ(process)
@@ -122,7 +128,8 @@ def test_a_process_may_show_no_environment_while_it_changes_its_program(
     try:
         with pytest.raises(ClusterError, match="no answer in"):
             up(tmp_path, [slow])
-        assert [one.state for one in status(tmp_path, [slow])] == ["starting"]
+        monkeypatch.setattr(psutil.Process, "environ", environ)
+        assert [one.state for one in status(tmp_path, [slow])] == [left]
     finally:
         down(tmp_path, [slow])
 

@@ -109,3 +109,11 @@ def test_a_directory_without_a_manifest_does_not_exist_and_is_set_aside(tmp_path
     assert again.executed and again.digest == first.digest
     (torn,) = first.path.parent.glob("*.torn-*")
     assert names(torn) == {"data.txt"}
+
+
+def test_a_stage_that_was_altered_between_two_runs_is_refused(tmp_path: Path) -> None:
+    file = run_stage(tmp_path, SPEC, build).path / "data.txt"
+    assert not run_stage(tmp_path, SPEC, build).executed
+    file.write_text("y")
+    with pytest.raises(ArtifactError, match="must"):
+        run_stage(tmp_path, SPEC, build)
