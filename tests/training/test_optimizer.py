@@ -13,6 +13,7 @@ from torch import nn
 
 from support.tiny_training import CONFIG, SPANS, Run
 from umim_core.config.recipe import DistillConfig
+from umim_core.errors import ArtifactError
 from umim_core.training.optimizer import (
     BETAS,
     AdamWStrategy,
@@ -66,6 +67,14 @@ def test_rows_count_in_the_norm_and_are_clipped_with_the_rest(tmp_path: Path) ->
     assert float(moved) == pytest.approx(3.0 * 1e-2, rel=1e-3)  # AdamW's first step
 
 
+def test_another_tables_state_is_refused() -> None:
+    ours, other = (RowAdamW(nn.Parameter(torch.zeros(k, 2))) for k in (3, 4))
+    with pytest.raises(ArtifactError, match="must fit its rule rows; got exp_avg: \\(4, 2\\)"):
+        ours.load(other.tensors())
+    with pytest.raises(ArtifactError, match="exp_avg: None"):
+        ours.load({})
+
+
 MOMENTS = {
     "optimizer.0.exp_avg": torch.ones(3),
     "optimizer.0.exp_avg_sq": torch.ones(3),
@@ -81,6 +90,16 @@ def test_moments_land_on_the_parameters_device_and_the_step_stays() -> None:
     load_optimizer_tensors(optimizer, MOMENTS)
     places = {name: value.device.type for name, value in optimizer.state[parameter].items()}
     assert places == {"exp_avg": "meta", "exp_avg_sq": "meta", "step": "cpu"}
+
+
+def test_a_state_of_other_moments_is_refused() -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(3))])
+    for state in (
+        *({k: v for k, v in MOMENTS.items() if k != missing} for missing in MOMENTS),
+        MOMENTS | {"optimizer.0.exp_avg": torch.ones(4)},
+    ):
+        with pytest.raises(ArtifactError, match="must fit its optimiser"):
+            load_optimizer_tensors(optimizer, state)
 
 
 def factors(total: int, fraction: float) -> list[float]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, Strict
+from safetensors import SafetensorError
 
 from umim_core.errors import ArtifactError, require
 from umim_core.store.artifacts import described, read_json, sha256_file, write_json
@@ -109,6 +110,9 @@ def read_adapters(directory: Path) -> dict[str, tuple[Tensor, Tensor]]:
 
     path = directory / ADAPTERS
     _check_digest(path, read_record(directory))
-    tensors = load_tensors(path)
-    names = [name.removesuffix(".down") for name in tensors if name.endswith(".down")]
-    return {name: (tensors[f"{name}.down"], tensors[f"{name}.up"]) for name in names}
+    try:
+        tensors = load_tensors(path)
+        names = [name.removesuffix(".down") for name in tensors if name.endswith(".down")]
+        return {name: (tensors[f"{name}.down"], tensors[f"{name}.up"]) for name in names}
+    except (SafetensorError, KeyError) as error:
+        raise ArtifactError(f"{path} must hold pairs of matrices", str(error), REMEDY) from error

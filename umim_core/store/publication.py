@@ -127,15 +127,17 @@ def check_absent(out: Path) -> None:
 
 def _check_outside(out: Path) -> None:
     """Refuse a place in a finished result: what its manifest does not list would spoil it."""
-    for folder in out.resolve().parents:
-        known: object = None
-        with suppress(ArtifactError):  # another program's file of this name
-            known = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else None
-        if known is not None:
-            finished = isinstance(known, dict) and {"kind", "schema", "files"} <= known.keys()
-            rule = "an output directory must not lie in another result"
-            remedy = f"Choose a place outside of {folder}."
-            require(not finished, ArtifactError, rule, str(out), remedy)
+    result = next((folder for folder in out.resolve().parents if _is_result(folder)), None)
+    rule = "an output directory must not lie in another result"
+    require(result is None, ArtifactError, rule, str(out), f"Choose a place outside of {result}.")
+
+
+def _is_result(folder: Path) -> bool:
+    try:
+        known = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else None
+    except ArtifactError:  # another program's file of this name
+        return False
+    return isinstance(known, dict) and {"kind", "schema", "files"} <= known.keys()
 
 
 def publish_directory(final: Path, build: Callable[[Path], None]) -> None:

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from umim_core.config.recipe import DistillConfig, TrainConfig
+from umim_core.errors import ArtifactError, require
 from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.training.loss import BatchLoss
 
 BETAS: Final = (0.9, 0.999)  # of AdamW
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq", "step")
 _EPSILON: Final = 1e-8
+_AFRESH: Final = "Remove the partial directory to start this stage afresh."
 
 
 def rule_rows(objective: nn.Module) -> tuple[str, RuleRows] | None:
@@ -77,6 +79,10 @@ class RowAdamW:
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         for name, value in self._state.items():
+            tensor = tensors.get(f"optimizer.rows.{name}")
+            shape = None if tensor is None else tuple(tensor.shape)
+            rule = "a resume state must fit its rule rows"
+            require(shape == value.shape, ArtifactError, rule, f"{name}: {shape}", _AFRESH)
             value.copy_(tensors[f"optimizer.rows.{name}"])
 
 
@@ -186,11 +192,16 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     for index, parameter in enumerate(parameters(optimizer)):
-        for name in _MOMENTS:
-            value = tensors.get(f"optimizer.{index}.{name}")
-            if value is not None:  # it was saved behind the first step
-                device = value.device if name == "step" else parameter.device
-                optimizer.state[parameter][name] = value.to(device, copy=True)
+        moments = {name: tensors.get(f"optimizer.{index}.{name}") for name in _MOMENTS}
+        if all(value is None for value in moments.values()):
+            continue  # saved before the first optimiser step
+        for name, value in moments.items():
+            if value is None or (name != "step" and value.shape != parameter.shape):
+                raise ArtifactError(
+                    "a resume state must fit its optimiser", f"parameter {index}, {name}", _AFRESH
+                )
+            device = value.device if name == "step" else parameter.device
+            optimizer.state[parameter][name] = value.to(device, copy=True)
 
 
 def linear_warmup_decay(step: int, total_steps: int, warmup_fraction: float = 0.1) -> float:
