@@ -40,17 +40,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from benchmarks.distill_step import (
-    LIGER,
-    OURS,
-    PLAIN,
-    Shape,
-    StepBatch,
-    compare,
-    loss_sides,
-    step_flops,
-    step_of,
-)
+from benchmarks.distillation import LIGER, OURS, PLAIN, Shape, StepBatch, compare, loss_sides
 from benchmarks.engine import merging_shares
 from benchmarks.runner import Benchmark, Gates, Report, device_name, save, spread
 from benchmarks.subjects import (
@@ -340,7 +330,10 @@ def random_batch(sizes: Sizes, device: torch.device) -> StepBatch:
     backbone = random_backbone(config, dtype="bfloat16", device=device)
     size = sizes.step_rows, sizes.step_length
     rows = np.random.default_rng(0).integers(0, config.vocab_size, size)
-    return StepBatch.of(backbone, rows, FixedSpans(MERGED))
+    matcher = FixedSpans(MERGED)
+    module = fresh_module(backbone, matcher.rules, ModuleForm(), seed=0)
+    model = DistillModel(MergedModel(backbone, module, None), autocast=True)
+    return StepBatch(model, list(rows), [matcher.segment(row) for row in rows])
 
 
 def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str) -> list[Report]:
@@ -352,11 +345,8 @@ def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str)
         work = 6.0 * head.rows * head.hidden * head.vocab  # three products
     else:
         batch = random_batch(sizes, device)
-        model = DistillModel(batch.merged_model, autocast=True)
-        sides = {OURS: partial(step_of, batch, model)}
-        shape = BackboneShape.of_model(batch.merged_model.backbone.model)
-        counts = batch.sizes()
-        work = step_flops(shape, counts["tokens"], counts["units"], sizes.step_length)
+        sides, work = {OURS: batch.step}, batch.flops()
+        shape = BackboneShape.of_model(batch.model.backbone.model)
         cut = {"rows": sizes.step_rows, "segment_length": sizes.step_length}
         bounds = step_memory(shape, ModuleForm(), **cut, bf16=True, strategy="ddp", gpus=1)
         shared["bound_bytes"] = bounds["activations, loss"]

@@ -23,12 +23,12 @@ blocks() { awk -v names="^($1)==" '/^[^ #]/ {keep = $0 ~ names} keep && !/^ *#/'
 
 cp requirements/lock.txt "$scratch/lock.txt"
 "$pip_compile" "${options[@]}" "$@" --output-file "$scratch/lock.txt" \
-    --extra pipeline --extra s3 --extra serve --extra eval --extra metrics --extra bench --extra dev \
+    --extra pipeline --extra s3 --extra serve --extra eval --extra bench --extra dev \
     pyproject.toml
 {
     cat <<'EOF'
 # Made by `make lock`; do not edit. Every dependency of the project and its extras pipeline, s3, serve,
-# eval, metrics, bench and dev at one version, with the hash of every file of that release, so that the
+# eval, bench and dev at one version, with the hash of every file of that release, so that the
 # same lock serves each platform that has wheels. Resolved for Python 3.11 on Linux.
 # torch is not here: see torch.txt. liger-kernel (extra gpu) is in gpu.txt.
 EOF

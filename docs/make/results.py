@@ -17,7 +17,7 @@ from typing import Final
 from docs.make.document import RESULTS, ROOT, Document
 from tasks.report.ablation import FIGURES, ablation_page, figure_svg
 from tasks.report.adaptation import adaptation_page, adaptation_rows, adaptation_svg
-from tasks.report.charts import Line, Panel, chart, heatmaps, svg_file
+from tasks.report.charts import Line, Panel, chart, svg_file
 from tasks.report.render import Report, environment, page
 from umim_core.adaptation.settings import ADAPTED, WT
 from umim_core.config.form import ModuleForm
@@ -30,7 +30,6 @@ PART_LABELS: Final = {
     "_part_wikitext2": "WikiText-2",
     "_part_docstrings": "docstrings",
 }
-_LABEL_CHARACTERS: Final = 14
 _SHOWN_KINDS: Final = ("tool schemas", "tool results", "code", "prose")  # of README's figure
 _SETTINGS: Final = (WT, "WT + Rules", ADAPTED, "input-adapter", "lora")
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -91,9 +90,7 @@ def documents_of(results: Path) -> list[Document]:
         figures = {results.stem: partial(adaptation_svg, report)}
     elif (TEMPLATES / f"{report.get('benchmark')}.md").is_file():
         write_page = partial(benchmark_page, report)
-        if example := report.get("attention"):
-            figures = {f"{results.stem}-attention": partial(_attention_svg, example)}
-        elif report["benchmark"] == "positions":
+        if report["benchmark"] == "positions":
             drawing = environment(TEMPLATES).get_template("positions.svg")
             figures = {results.stem: partial(drawing.render, report, shown=_SHOWN_KINDS)}
         elif report["benchmark"] == "calls":
@@ -112,27 +109,6 @@ def documents_of(results: Path) -> list[Document]:
 
 def _card(report: Report) -> str:
     return page("shipped_card.md", report | shipped_parts(report), TEMPLATES) + "\n"
-
-
-def _attention_svg(example: Report) -> str:
-    """Draw attention over raw tokens and over units side by side, on one scale."""
-    units = list(zip(example["units"], example["tokens"], strict=True))
-    grids = {
-        "before: raw tokens, added up by unit": example["before"],
-        "after: units": example["after"],
-    }
-    merged = [place for place, (_, tokens) in enumerate(units) if tokens > 1]
-    labels = ("Attended unit", "Attending unit", "Attention weight")
-    figure = heatmaps(grids, [_unit_name(*unit) for unit in units], merged, labels)
-    return svg_file(figure, "attention", "Attention before and after merging")
-
-
-def _unit_name(text: str, tokens: int) -> str:
-    """Return a unit's label: short, on one line, its raw tokens behind it; ``$`` is no formula."""
-    shown = " ".join(text.split()) or "␣"
-    if len(shown) > _LABEL_CHARACTERS:
-        shown = shown[: _LABEL_CHARACTERS - 1] + "…"
-    return shown.replace("$", r"\$") + (f" ({tokens})" if tokens > 1 else "")
 
 
 def _calls_svg(report: Report) -> str:

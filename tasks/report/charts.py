@@ -186,33 +186,3 @@ def _svg(figure: Figure, name: str, title: str) -> str:
     text = re.sub(r'id="([^"]+)"', rf'id="{name}-\1"', text)
     text = re.sub(r'(url\(|href=")#', rf"\1#{name}-", text)
     return text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
-
-
-def heatmaps(
-    grids: Mapping[str, Sequence[Sequence[float]]],
-    names: Sequence[str],
-    marked: Sequence[int],
-    labels: tuple[str, str, str],
-) -> Figure:
-    """Draw square grids (by title, values [row][column]) side by side on one scale from 0.
-
-    ``labels`` are those of columns, rows and scale; names of ``marked`` columns are coloured.
-    """
-    size = len(names)
-    places = [place + 0.5 for place in range(size)]
-    highest = max(max(map(max, grid)) for grid in grids.values())
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(12.6, 2.6 + 0.16 * size))
-        panels = figure.subplots(1, len(grids), sharey=True, squeeze=False)[0]
-        for axes, (title, grid) in zip(panels, grids.items(), strict=True):
-            # Squares and no image: a picture inside SVG would not follow the page's size.
-            mesh = axes.pcolormesh(grid, cmap="Blues", vmin=0, vmax=highest, edgecolors="none")
-            axes.set_xticks(places, names, rotation=90, fontsize=7.5)
-            axes.set_yticks(places, names, fontsize=7.5)
-            for place in marked:
-                axes.get_xticklabels()[place].set_color(PALETTE[1])
-            axes.set(ylim=(size, 0), title=title, xlabel=labels[0])
-            axes.grid(visible=False)
-        panels[0].set_ylabel(labels[1])
-        figure.colorbar(mesh, ax=panels, label=labels[2], shrink=0.8)
-    return figure

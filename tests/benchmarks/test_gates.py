@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import ddp_vs_zero2, distill_step, gpu, mining
+from benchmarks import gpu, mining
 from benchmarks.runner import Benchmark, Gates, Report, alternate
 from docs.make.document import RESULTS
-
-DDP, ZERO2 = ddp_vs_zero2.DDP, ddp_vs_zero2.ZERO2
 
 
 def test_a_gate_is_met_at_its_limit_and_judged_before_rounding() -> None:
@@ -42,31 +40,29 @@ def test_the_status_tells_a_missed_gate_and_the_results_are_written(
     passed: bool, same: bool, status: int, tmp_path: Path
 ) -> None:
     def measure(options: argparse.Namespace, report: Report) -> None:
-        report |= {"device": "cpu", "rows": options.rows, "length": 2, "backbones": {}}
-        report["equal"] = same
+        report |= {"checkpoint": f"of {options.rows} rows", "backbone": "any", "dtype": "any"}
+        report |= {"sets": {}, "equal": same}
 
-    measure.__code__ = measure.__code__.replace(co_filename="perplexity.py")  # its page
+    measure.__code__ = measure.__code__.replace(co_filename="problems.py")  # its page
     gates = {"speed": (1.0, 2.0, passed)}
     benchmark = Benchmark(measure, {"rows": 8}, lambda report: gates, libraries=("numpy",))
     out = tmp_path / "x.json"
     assert [benchmark.main(["--out", str(out), "--rows", n]) for n in "23"] == [status] * 2
     assert json.loads(out.read_text("utf-8"))["gates"] == {"speed": [1.0, 2.0, passed]}
     page = out.with_suffix(".md").read_text("utf-8")
-    assert "3 rows of 2 tokens" in page and "| speed |" in page
+    assert "merged prompts: of 3 rows" in page and "| speed |" in page
 
 
 REFUSED = {
     "engine --backbones random-llama --device gpu": (1, "device must be cpu"),
     "engine --dtype float9": (2, "argument --dtype: invalid choice"),
     "engine --reductions 2": (1, "token_reductions.0 must be at most 0.75; got 2.0"),
-    "examples --checkpoint ./none": (1, "a checkpoint that is named by its path must exist"),
-    "examples --out /proc/none/x.json": (1, "/proc/none (0 bytes) must be writable"),
-    "generated_texts --text . --checkpoints umim-docs-llama": (1, "--text must be a readable file"),
+    "matching --out /proc/none/x.json": (1, "/proc/none (0 bytes) must be writable"),
     "mining --ids odd.jsonl": (1, "odd.jsonl must be a flat .npy array of integers"),
     "mining --rounds 0": (2, "argument --rounds: must be at least 1, not 0"),
-    "perplexity --backbones umim-docs-llama --length 999999 --device cpu": (1, "must have 8 rows"),
     "positions --data .": (1, "a corpus file must exist; got "),
     "positions --data none": (1, "--data must name a file or folder that exists; got none"),
+    "problems --checkpoint ./none": (1, "a checkpoint that is named by its path must exist"),
     "problems --checkpoint umim-docs-llama --gsm8k odd.jsonl": (1, "must have question, answer"),
 }
 
@@ -90,21 +86,6 @@ def test_a_broken_rule_is_one_line_and_no_results(
     assert [path.name for path in tmp_path.iterdir()] == ["odd.jsonl"]
 
 
-def of_training() -> Report:
-    """Trainings that agree, as they are compared; steps take 1, 2, ... seconds."""
-    runs = {}
-    for name in ddp_vs_zero2.SIDES:
-        rank = {"seconds": [1.0, 2.0, 3.0, 4.0], "peak_bytes": 2.0**30, "weights": "digest"}
-        rank |= dict.fromkeys(("moment_bytes", "optimizer_bytes"), 50 if name == ZERO2 else 100)
-        curve = [{"step": 1, "train_loss": 2.0, "train_kl": 1.0}, {"step": 1, "valid_kl": 0.5}]
-        runs[name] = {"ranks": [rank, dict(rank)], "curve": curve, "state_bytes": 1000}
-    return runs
-
-
-def judged(runs: Report) -> Report:
-    return ddp_vs_zero2.gates(ddp_vs_zero2.compare({name: [run] for name, run in runs.items()}))
-
-
 def of_mining() -> Report:
     ratios = {mining.DUCKDB: 2.7, mining.DUCKDB_APRIORI: 2.6, mining.COUNTER: 5.5}
     ratios |= {mining.OURS_1: 1.7}
@@ -120,17 +101,6 @@ def of_mining() -> Report:
     }
 
 
-def of_step(on: str) -> Report:
-    side = {"seconds": {"median": 6.0}, "time_ratio": {"median": 1.1}, "loss_error": 1e-5}
-    side |= {"gradient_error": 1e-4, "bytes": 1.0}
-    sides = {distill_step.OURS: side, distill_step.SINGLE: dict(side)}
-    sides[distill_step.PLAIN] = side | {"bytes": 5.0}
-    step = {"precisions": {"bfloat16 and float32": sides}, "equal": True}
-    if on != "smollm2":
-        step = {"precisions": {"float32": copy.deepcopy(sides)}}
-    return {"on": on, "step": step, "losses": {"l": {"sides": sides}}}
-
-
 def of_gpu() -> Report:
     ours = {"of_peak": 1 / 1.35, "bytes": 2e9, "gradient_error": 5e-2}
     rows = [("loss", "ours", 1 / 1.35), ("loss", "Liger", 1 / 1.8), ("step", "ours", 0.45)]
@@ -142,25 +112,16 @@ def of_gpu() -> Report:
 
 
 GATES: dict[str, tuple[Callable[[], Report], Callable[[Report], Report]]] = {
-    "training": (of_training, judged),
     "mining": (of_mining, mining.gates),
     "gpu": (of_gpu, gpu.gates),
-    **{on: (lambda on=on: of_step(on), distill_step.gates) for on in distill_step.ROWS},
 }
 # What is measured, where another figure stands, the figure, the gates that it misses.
 WORSE: list[tuple[str, str, object, list[str]]] = [
-    ("training", f"{DDP}/curve/0/train_loss", 2.0004, ["loss_difference_of_tolerance"]),
-    ("training", f"{ZERO2}/ranks/1/weights", "another", ["ranks_equal"]),
-    ("training", f"{ZERO2}/ranks/0/moment_bytes", 100, ["zero2_moments_of_ddp"]),
     ("mining", f"same/{mining.COUNTER}", False, ["equal_to_counter"]),
     ("mining", f"ratios/{mining.DUCKDB_APRIORI}/median", 2.4, ["times_duckdb"]),
     ("mining", f"ratios/{mining.OURS_1}/median", 1.5, ["two_threads_times_one"]),
     ("mining", "memory/peak_bytes", 101.0, ["memory_of_bound"]),
     ("mining", "ray/share/median", 0.59, ["ray_of_kernel"]),
-    ("embedded", "losses/l/sides/ours/loss_error", 2e-5, ["loss_l_error"]),
-    ("embedded", "losses/l/sides/ours/bytes", 1.1, ["loss_l_memory"]),
-    ("embedded", "step/precisions/float32/ours/gradient_error", 2e-4, ["step_gradient_error"]),
-    ("smollm2", "step/equal", False, ["held_weights_error"]),
     ("gpu", "failed", [{}], ["failed_settings_error"]),
     ("gpu", "exactness/0/error", 1.1e-5, ["float32_inside_adapters_4_rows_error"]),
     ("gpu", "seconds", gpu.LIMIT + 1, ["seconds"]),
@@ -176,7 +137,7 @@ WORSE: list[tuple[str, str, object, list[str]]] = [
     "name",
     [
         *("engine", "engine-smollm2-adapters", "engines", "engines-openvino", "matching"),
-        *("perplexity", "perplexity-smollm2", "preference_step", "second_source-qwen"),
+        "second_source-qwen",
     ],
 )
 def test_a_committed_result_has_the_gates_that_its_figures_lead_to(name: str) -> None:

@@ -12,16 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import generated_texts, positions
-from benchmarks.generated_texts import MERGES, over_seeds
+from benchmarks import positions
 from benchmarks.runner import Benchmark, Report
 from benchmarks.subjects import SEGMENT
-from docs.make.results import benchmark_page, documents_of
+from docs.make.results import benchmark_page
 from support.processes import run_command
-from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.docstring_corpus import held_out_text
 
-SMALL, OTHER = "umim-docs-llama", "umim-docs-gpt2"
+SMALL = "umim-docs-llama"
 HUMANEVAL = {
     "task_id": "HumanEval/0",
     "prompt": 'def add(a, b):\n    """Return the sum of a and b."""\n',
@@ -30,27 +28,16 @@ HUMANEVAL = {
 }
 FILES: dict[str, Callable[[np.random.Generator], np.ndarray | str]] = {
     "zipf.npy": lambda rng: (300 + rng.zipf(1.3, 80 * SEGMENT) % 500).astype(np.uint32),
-    # Text of the checkpoint's own rules, one after the other.
-    "rules.npy": lambda rng: np.resize(
-        Checkpoint.load(SMALL).rules.ids_by_order[2].reshape(-1), SEGMENT
-    ).astype(np.int32),
     "text.txt": lambda rng: held_out_text()[:20_000],
     "humaneval.jsonl": lambda rng: json.dumps(HUMANEVAL),
 }
 QUICK = {
     "engine": f"--backbones {SMALL} --lengths 64 --batch-sizes 1 3 --new-tokens 4 --pairs 1 "
     "--warmup 0 --reductions 0.5 --device cpu",
-    "examples": f"--checkpoint {SMALL} --new-tokens 3",
     "merged_quality": f"--checkpoints a={SMALL} b={SMALL} --test t=text.txt --rows 2 --window 64",
-    "perplexity": f"--backbones {SMALL} --length 64 --rows 1 --pairs 1 --device cpu",
-    "preference_step": f"--checkpoints {OTHER} --questions 1 --context 32 --ending 4 --rounds 1 "
-    "--device cpu",
     "problems": f"--checkpoint {SMALL} --humaneval humaneval.jsonl --dtype float32",
 }
 FULL = {
-    "ddp_vs_zero2": "--ids zipf.npy --length 32 --segments 16 --valid-segments 2 --batch-size 4 "
-    "--steps 4 --rounds 1",
-    "distill_step": "--ids rules.npy --shapes embedded --rows 1 --rounds 1",
     "matching": f"--ids zipf.npy --held-out {20 * SEGMENT} --rounds 2 --synthetic 100 100 100",
     "mining": "--ids zipf.npy --rounds 1 --ray zipf.npy --ray-rounds 1",
 }
@@ -90,29 +77,12 @@ def test_a_tiny_run(
     benchmark: Benchmark = importlib.import_module(f"benchmarks.{name}").BENCHMARK
     status = benchmark.main(words(QUICK[name], tmp_path, rng))
     report = check(tmp_path, name, status, capsys.readouterr().out)
-    if name == "examples":
-        assert any("[" in row["prompt"] for row in report["greedy"])
-        assert not any("[" in row["base"] for row in report["greedy"])
-        for side in ("before", "after"):
-            sums = [sum(row) for row in report["attention"][side]]
-            assert sums == pytest.approx([1.0] * len(sums), abs=1e-3)
-        assert all(len(row["by_offset"]) == row["order"] for row in report["similarity"])
-        assert "<svg" in documents_of(tmp_path / "results.json")[1].make()
     if name == "merged_quality":
         one, other = report["subjects"].values()
         assert one == other and 0 < one["prompt_saving"] < one["saving"] < 1
     if name == "engine":
         assert report["backbones"][SMALL]["logits_error"]["1"] == 0.0  # under an empty rule set
         assert len(report["backbones"][SMALL]["engines"]["3"]) == 3
-    if name == "perplexity":
-        found = report["backbones"][SMALL]
-        assert found["plain"]["infix_free"] and not found["nested"]["infix_free"]
-        assert min(found[rules]["token_reduction"] for rules in ("plain", "nested")) > 0.1
-    if name == "preference_step":
-        found = report["checkpoints"][OTHER]
-        assert max(found["loss_error"], found["gradient_error"]) < 1e-5
-        assert 0.05 < found["token_reduction"] < 1 < found["products"] < found["columns"]
-        assert found["loss"] != pytest.approx(np.log(2), abs=1e-6)  # not at the reference
     if name == "problems":
         sides = report["sets"]["humaneval"]["sides"]
         assert list(sides) == ["base", "umim", "truncation"]
@@ -127,16 +97,12 @@ def test_a_tiny_run_in_a_process(name: str, rng: np.random.Generator, tmp_path: 
     report = check(tmp_path, name, done.returncode, done.stdout)
     if name == "mining":
         assert report["ray"]["equal"] is True and report["memory"]["peak_bytes"] > 0
-    if name == "distill_step":
-        sides = report["losses"]["embedded"]["sides"]
-        assert 0 < sides["ours"]["bytes"] < sides["plain"]["bytes"]
 
 
 def test_every_benchmark_is_run_here_or_has_tests_of_its_own() -> None:
     scripts = Path(str(sys.modules["benchmarks"].__path__[0])).glob("*.py")
     named = {path.stem for path in scripts if re.search("^BENCHMARK", path.read_text(), re.M)}
-    elsewhere = {"answers", "calls", "gpu", "second_source"}  # next to this
-    elsewhere |= {"generated_texts", "positions"}  # below
+    elsewhere = {"answers", "calls", "gpu", "second_source", "positions"}  # next to this, below
     elsewhere |= {"cache_types", "engines"}  # tests/serving
     assert named == {*QUICK, *FULL, *elsewhere}
 
@@ -164,41 +130,3 @@ def test_every_kind_has_its_figures_its_page_and_the_picture(tmp_path: Path) -> 
     assert all(0 < one["saved"]["16 tokens, 8192 spans"] < 1 for one in kinds.values())
     assert "| prose " in out.with_suffix(".md").read_text("utf-8")
     assert "prose" in out.with_suffix(".svg").read_text("utf-8")
-
-
-def test_mean_and_deviation_are_over_seeds_and_null_where_undefined() -> None:
-    several = over_seeds([{"ppl": ppl} for ppl in (8.0, 10.0, 12.0)])
-    assert several["ppl"] == {"mean": 10.0, "std": 2.0}
-    alone = over_seeds([{"dist_1": float("nan"), "ppl": 8.0}])
-    assert alone == {"dist_1": {"mean": None, "std": None}, "ppl": {"mean": 8.0, "std": None}}
-
-
-def test_generated_texts_have_their_figures_over_seeds_and_their_page(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    words = [f"w{number}" for number in range(1, 32)]
-    lines = [" ".join(words[start : start + 8] * 13) for start in range(4)]
-    (tmp_path / "text.txt").write_text("\n".join(lines), "utf-8")
-    out = tmp_path / "texts.json"
-    options = ["--checkpoints", f"tiny={tiny_checkpoint}", "--text", tmp_path / "text.txt"]
-    options += ["--prompt-tokens", 6, "--new-tokens", 5, "--prompts", 3, "--seeds", 2]
-    assert generated_texts.BENCHMARK.main([str(option) for option in [*options, "--out", out]]) == 0
-    report = json.loads(out.read_text("utf-8"))
-    rows = report["subjects"]["tiny"]["rows"]
-    assert [row["merge"] for row in rows] == [*MERGES] * 3
-    assert [row["runs"] for row in rows] == [1] * 3 + [2] * 6
-    shortened = [row["metrics"]["token_reduction"]["mean"] > 0 for row in rows]
-    assert shortened == [False, True, True] * 3
-    assert rows[0]["metrics"]["mauve_stand_in_features"]["mean"] is None  # of three prompts
-    for number, row in enumerate(rows):
-        base = rows[number // 3 * 3]["by_prompt"]
-        for name, values in row["by_prompt"].items():
-            assert np.mean(values) == pytest.approx(row["metrics"][name]["mean"], abs=1e-9)
-            if number % 3:
-                step = np.subtract(values, base[name])
-                wanted = {"mean": np.mean(step), "std": np.std(step, ddof=1) / 3**0.5}
-                assert row["differences"][name] == pytest.approx(wanted, abs=1e-9)
-        assert len(row["by_prompt"]) == 6 and ("differences" in row) == bool(number % 3)
-    page = out.with_suffix(".md").read_text("utf-8")
-    assert page == benchmark_page(report)
-    assert "stand-in features: hidden states of" in page and page.count("UMIM, prompt and de") == 9

@@ -11,40 +11,25 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import distill_step, mining
+from benchmarks import mining
 from benchmarks.answers import HALVES, LISTS, Question, answer_shortened, questions
-from benchmarks.distill_step import CASTS, LIGER, OURS, PLAIN, SINGLE, Shape, StepBatch
-from benchmarks.examples import attention_maps, bracketed
+from benchmarks.distillation import HAS_LIGER, LIGER, OURS, PLAIN, Shape, loss_sides
 from benchmarks.matching import AhoCorasick, Spans, compare
 from benchmarks.mining import Grams, make_sides
 from benchmarks.problems import answer, answer_shorter, solves_function, solves_word_problem
-from benchmarks.runner import Report, points
-from benchmarks.subjects import SEGMENT, Subject, random_subject
-from docs.make.results import benchmark_page
-from support.merge_modules import module_of
+from benchmarks.runner import points
+from benchmarks.subjects import SEGMENT
 from support.ngram_oracle import units_of
-from support.tiny_models import tiny_config
 from umim_core import UMIM
-from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import Text
 from umim_core.baselines.registry import find_baseline
 from umim_core.errors import ConfigError
-from umim_core.merging.merged_model import MergedModel
 from umim_core.mining.counting import count_ngrams
-from umim_core.model.showing import Piece
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 NESTED = [(1, 2), (1, 2, 3), (2, 3), (2, 3, 1, 2), (3, 3, 3), (0, 0), (0, 0, 0, 0)]
 TINY = Shape(rows=300, hidden=16, vocab=101)
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Subject:
-    """A random backbone with rules of phrases, and 22,000 tokens of text."""
-    config = tiny_config(vocab_size=500, max_position_embeddings=1024, initializer_range=0.02)
-    return random_subject(config, 22_000, dtype="float32", device="cpu", mined=40_000)
 
 
 # --- matching, mining
@@ -95,40 +80,17 @@ def test_all_sides_of_mining_find_the_same_and_one_that_finds_less_is_seen(
     assert found == {mining.OURS: True, mining.POLARS: False}
 
 
-# --- training steps
+# --- the loss of a distillation
 
 
 def test_all_sides_of_the_loss_agree() -> None:
-    sides = distill_step.loss_sides(TINY)
-    assert set(sides) == {OURS, PLAIN} | ({LIGER} if distill_step.liger_version() else set())
+    sides = loss_sides(TINY, torch.device("cpu"), torch.float32)
+    assert set(sides) == {OURS, PLAIN} | ({LIGER} if HAS_LIGER else set())
     loss, gradient = sides[PLAIN]()
     for side in sides.values():
         other_loss, other = side()
         assert other_loss == pytest.approx(loss, rel=1e-5)
         torch.testing.assert_close(other, gradient, rtol=1e-4, atol=1e-7)
-
-
-@pytest.fixture(scope="module")
-def batch(tiny: Subject) -> StepBatch:
-    rows = tiny.ids[: 2 * distill_step.LENGTH].reshape(2, -1)
-    return StepBatch.of(tiny.backbone, rows, tiny.merged_model.require_matcher())
-
-
-def test_all_sides_of_a_step_agree(batch: StepBatch) -> None:
-    """Held weights give the bits of casts, halves are near float32."""
-    sides = distill_step.step_sides(batch, autocast=False)
-    (loss, gradient), (plain_loss, plain_gradient) = sides[OURS](), sides[PLAIN]()
-    assert loss == pytest.approx(plain_loss, rel=1e-5)
-    assert float((gradient - plain_gradient).norm() / plain_gradient.norm()) < 1e-4
-    report: Report = {"benchmark": "distill_step", "on": "smollm2", "losses": {}}
-    report |= {"facts": {"platform": "Linux", "versions": {}, "commit": None}}
-    report["step"] = distill_step.measure_precisions(batch, 1)
-    distill_step.BENCHMARK.judge(report)
-    (found,) = report["step"]["precisions"].values()
-    assert report["equal"] and found[SINGLE]["gradient_error"] == 0.0
-    assert 1e-5 < found[OURS]["gradient_error"] == found[CASTS]["gradient_error"] < 0.1
-    page = benchmark_page(report)
-    assert all(text in page for text in (OURS, CASTS, SINGLE, "over the bound", "seconds a step"))
 
 
 # --- questions and answers
@@ -224,32 +186,3 @@ def test_every_side_answers_every_problem_in_its_place_and_goes_on_where_it_was_
     assert set(found[0]) == {"umim", "truncation"} and 0.0 <= found[1] < 1.0
     monkeypatch.setattr(tiny_umim.engine, "generate", None)  # read again, not asked again
     assert answer_shorter(tiny_umim, asked, 3, options) == found
-
-
-def test_merged_spans_stand_in_brackets_and_nothing_else_changes() -> None:
-    shown = bracketed([Piece("Return", 1), Piece(" the value", 2), Piece(" of it", 1)])
-    assert re.fullmatch(r"[^\[\]]*\[[^\[\]]+\][^\[\]]*", shown)
-    assert re.sub(r"[\[\] ]", "", shown) == "Returnthevalueofit"
-
-
-IDS = np.array([5, 1, 2, 9, 3, 4, 7])  # units 5 | 1 2 | 9 | 3 4 | 7
-UNITS = [[0], [1, 2], [3], [4, 5], [6]]
-RULES = Matcher(RuleSet.from_spans([(1, 2), (3, 4)], tokenizer_fingerprint=None))
-
-
-def reference(backbone: Backbone) -> np.ndarray:
-    """Raw attention of transformers' last layer, summed and picked in loops."""
-    previous = backbone.model.config._attn_implementation
-    backbone.model.set_attn_implementation("eager")
-    with torch.no_grad():
-        out = backbone.model(input_ids=torch.tensor(IDS)[None], output_attentions=True)
-    backbone.model.set_attn_implementation(previous)
-    weights = out.attentions[-1][0].mean(dim=0)
-    return np.array([[sum(float(weights[q[-1], k]) for k in key) for key in UNITS] for q in UNITS])
-
-
-def test_before_is_raw_attention_added_up_by_unit(tiny_backbone: Backbone) -> None:
-    model = MergedModel(tiny_backbone, module_of("paper"), RULES)
-    before, after, lengths = attention_maps(IDS, model)
-    assert before == pytest.approx(reference(tiny_backbone), abs=1e-6)
-    assert after.sum(axis=1) == pytest.approx(1.0) and lengths == [1, 2, 1, 2, 1]

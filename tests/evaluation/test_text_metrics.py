@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from benchmarks.generated_texts import (
-    distinct,
-    generation_quality,
-    mauve,
-    reference_similarity,
-    repetition,
-)
 from support.engine_matrix import finished_row
-from tests.evaluation.conftest import TEXT
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.text_metrics import (
     BERTSCORE,
-    KINDS,
     TextFeatures,
     bertscore,
     chrf,
@@ -147,89 +134,10 @@ def test_features_are_the_last_states_of_each_text_alone(
         torch.testing.assert_close(states, own_states(text, backbone), rtol=1e-4, atol=1e-5)
 
 
-def test_every_text_is_compared_with_its_own_reference(backbone: Backbone) -> None:
-    references, features = (*TEXTS[1:], TEXTS[0]), TextFeatures(backbone)
-    by_text, near = reference_similarity(TEXTS, references, features)
-    for number, (text, reference) in enumerate(zip(TEXTS, references, strict=True)):
-        row = {"references": [reference]}
-        states = own_states(text, backbone), own_states(reference, backbone)
-        wanted = rouge([text], row) | chrf([text], row) | {BERTSCORE: greedy_bertscore(*states)}
-        found = {name: values[number] for name, values in by_text.items()}
-        assert found == pytest.approx(wanted, abs=1e-5)
-    assert list(by_text) == [*KINDS, "chrf", BERTSCORE] and math.isnan(near)  # three texts
-    for values in reference_similarity([*TEXTS[:2], ""], TEXTS, features)[0].values():
-        assert values == pytest.approx((1.0, 1.0, 0.0), abs=1e-6)  # the nearest, and the farthest
-
-
-@pytest.mark.full  # mauve-text imports scikit-learn
-def test_mauve_is_of_the_last_tokens_of_texts_that_are_not_empty(backbone: Backbone) -> None:
-    pytest.importorskip("mauve", reason="mauve-text is the `metrics` extra")
-    wanted = [TEXT[start : start + 9] for start in range(30)]
-    texts = [TEXT[start : start + 5] for start in range(30)]
-    _, near = reference_similarity([*texts[:-1], ""], wanted, TextFeatures(backbone))
-    last = [
-        np.stack([own_states(text, backbone)[-1].numpy() for text in part])
-        for part in (texts[:-1], wanted)
-    ]
-    assert near == pytest.approx(mauve(*last), abs=1e-6)
-    # Features are scaled to length 1: another distribution is one of other directions.
-    cloud = np.random.default_rng(1).normal(size=(60, 4)).astype(np.float32)
-    assert mauve(cloud, cloud) == pytest.approx(1.0, abs=1e-3) and mauve(cloud, cloud + 50) < 0.1
-
-
-PROMPTS = [(5, 6, 7), (3,), (1, 2, 3, 4, 5, 6)]
-ID_TEXTS = [(1, 2, 1, 2, 1), (9, 9), (4, 8, 15, 16, 23)]
-
-
-texts_of_few_ids = st.lists(st.lists(st.integers(0, 3), max_size=9), max_size=6)
-
-
-@given(texts=texts_of_few_ids, n=st.integers(1, 4))
-def test_both_agree_with_counting_substrings(texts: list[list[int]], n: int) -> None:
-    words = ["".join(map(str, text)) for text in texts]  # one digit per token
-    grams = [[word[i : i + n] for i in range(len(word)) if i + n <= len(word)] for word in words]
-    shares = [1 - len(set(found)) / len(found) for found in grams if found]
-    pooled = [gram for found in grams for gram in found]
-    if not pooled:
-        assert math.isnan(repetition(texts, n)) and math.isnan(distinct(texts, n))
-        return
-    assert repetition(texts, n) == pytest.approx(sum(shares) / len(shares))
-    assert distinct(texts, n) == pytest.approx(len(set(pooled)) / len(pooled))
-
-
-def reference_perplexity(backbone: Backbone) -> float:
-    """One row at a time through transformers, its own shift of targets."""
-    total, count = 0.0, 0
-    for prompt, text in zip(PROMPTS, ID_TEXTS, strict=True):
-        ids = torch.tensor([[*prompt, *text]])
-        labels = ids.clone()
-        labels[0, : len(prompt)] = -100
-        with torch.no_grad():
-            loss = backbone.model(input_ids=ids, labels=labels).loss
-        total, count = total + float(loss) * len(text), count + len(text)
-    return math.exp(total / count)
-
-
-def test_a_set_is_measured_from_its_rows(tiny_llama: Backbone) -> None:
-    first = (2, 3, 3, 3, 4)  # U = 1 1 1 2 of t = 1 2 3 4
-    rows = [
-        finished_row(PROMPTS[0], ID_TEXTS[0], first, [(0, 2)]),
-        finished_row(PROMPTS[1], ID_TEXTS[1], (1, 2)),
-        finished_row(PROMPTS[2], ID_TEXTS[2], (3, 4, 5, 6, 7), [(0, 4)]),
-    ]
-    row = finished_row(PROMPTS[0], ID_TEXTS[0], (2, 3, 4, 4, 5), [(0, 2)])  # U = 1 2 2 3
-    assert GeneratedText.of_row("any", row, len(PROMPTS[0])).reductions == {
+def test_reductions_of_a_text_are_those_of_its_row() -> None:
+    row = finished_row((5, 6, 7), (1, 2, 1, 2, 1), (2, 3, 4, 4, 5), [(0, 2)])  # U = 1 2 2 3
+    assert GeneratedText.of_row("any", row, 3).reductions == {
         "prompt_tr": pytest.approx(1 / 3),
         "gen_kv_tr": pytest.approx(1 / 4),
         "cumulative_kv_tr": pytest.approx(1 - 8 / 10),
     }
-    references = [tiny_llama.decode(list(ids)) for ids in ID_TEXTS]
-    found, _ = generation_quality(rows, tiny_llama, references, TextFeatures(tiny_llama))
-    assert found["token_reduction"] == pytest.approx((1 / 3 + 0 + 1 / 2) / 3)
-    assert found["gen_kv_reduction"] == pytest.approx((1 / 2 + 0 + 0) / 3)
-    assert found["cumulative_kv_reduction"] == pytest.approx((1 - 5 / 10) / 3)
-    assert found["tokens"] == pytest.approx((5 + 2 + 5) / 3)
-    assert found["rep_2"] == pytest.approx(0.5 / 3)
-    assert found["dist_1"] == pytest.approx(8 / 12)
-    assert found["ppl"] == pytest.approx(reference_perplexity(tiny_llama), rel=1e-5)
-    assert found["chrf"] == found["rouge1"] == pytest.approx(1.0)

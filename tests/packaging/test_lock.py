@@ -16,7 +16,7 @@ from support.processes import ROOT
 
 REQUIREMENTS = ROOT / "requirements"
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)")
-LOCKED_EXTRAS = ("pipeline", "s3", "serve", "eval", "metrics", "bench", "dev")
+LOCKED_EXTRAS = ("pipeline", "s3", "serve", "eval", "bench", "dev")
 
 
 def read_lock(path: Path) -> dict[str, tuple[Version, int]]:
