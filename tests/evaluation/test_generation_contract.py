@@ -1,4 +1,4 @@
-"""Generation in lm-eval: texts and distributions of hf without rules, draws, refused kwargs."""
+"""Generation in lm-eval: texts of hf without rules, draws, refused kwargs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.inference.choice import TokenChooser
-from umim_core.inference.options import DEFAULT_TOP_K
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -109,6 +107,7 @@ CASES = {
     "kwargs without effect": Case(options={"early_stopping": True, "length_penalty": 2.0}),
     "a length with the prompt": Case(options={"max_length": 20}, batch_of_hf=1),
     "sampling left to the model": Case({"do_sample": True, "temperature": 0.3, "top_p": 0.5}),
+    "settings of sampling": Case({"top_k": 9}, {"do_sample": True, "temperature": 0.7, "top_k": 1}),
 }
 
 
@@ -166,57 +165,6 @@ def test_with_rules_the_raw_text_alone_decides_stops(merge: str, batch_size: int
         assert cut == [text.split(stop)[0] for text in free]
         assert cut != free
     assert model.realised["token_reduction"] > 0
-
-
-SAMPLED = {
-    "task, transformers' top-k": Case(options={"temperature": 1.5}),
-    "model, every warper": Case(
-        {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
-        {"temperature": 1.2},
-    ),
-    "processors before warpers": Case(
-        {"repetition_penalty": 1.7, "suppress_tokens": [5, 99]}, {"temperature": 2.0, "top_k": 0}
-    ),
-}
-
-
-def distributions(
-    models: Models, merge: str | None, batch_size: int, monkeypatch: pytest.MonkeyPatch
-) -> torch.Tensor:
-    """What the first tokens of the prompts are drawn from [prompts, V], by hf for no ``merge``."""
-    found: list[torch.Tensor] = []
-    multinomial, draw = torch.multinomial, TokenChooser._draw
-
-    def of_hf(probabilities: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        found.append(probabilities)
-        return multinomial(probabilities, *args, **options)
-
-    def of_ours(chooser: TokenChooser, scores: torch.Tensor) -> torch.Tensor:
-        found.append(scores.softmax(dim=-1))
-        return draw(chooser, scores)
-
-    with monkeypatch.context() as patch:
-        if merge is None:
-            patch.setattr(torch, "multinomial", of_hf)
-        else:
-            patch.setattr(TokenChooser, "_draw", of_ours)
-        model = models.hf(batch_size) if merge is None else models.ours(merge, batch_size)
-        model.generate_until(models.requests(max_gen_toks=1, do_sample=True))
-    return torch.cat(found)
-
-
-@pytest.mark.parametrize("name", SAMPLED)
-@pytest.mark.parametrize(("merge", "batch_size"), [("prompt", 4), ("all", 1)])
-def test_without_rules_tokens_are_drawn_from_the_distribution_of_hf(
-    name: str, merge: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    models = Models(SAMPLED[name])
-    theirs = distributions(models, None, batch_size, monkeypatch)
-    ours = distributions(models, merge, batch_size, monkeypatch)
-    assert torch.equal(ours > 0, theirs > 0)
-    assert torch.allclose(ours.double(), theirs.double(), rtol=1e-5, atol=1e-8)
-    some = {"task, transformers' top-k": DEFAULT_TOP_K}.get(name)
-    assert some is None or bool(((theirs > 0).sum(dim=-1) == some).all())
 
 
 def repeats(models: Models, count: int, **options: object) -> list[Instance]:

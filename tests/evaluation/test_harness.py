@@ -26,18 +26,15 @@ from tests.evaluation.conftest import (
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.form import Merge, UnitPositions
+from umim_core.config.form import UnitPositions
 from umim_core.errors import CorpusError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.scoring import Request
-from umim_core.inference.engine import Engine
-from umim_core.inference.outputs import Generation
+from umim_core.evaluation.sizes import REDUCTIONS
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
-from umim_core.model.generation_output import GenerationOutput
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.roles import Role
 
 PAIRS = [
     ("the cat sat on the", " mat"),
@@ -280,71 +277,6 @@ def test_nothing_depends_on_the_batch(family: str, mode: dict[str, Any]) -> None
 
 
 SENTENCE = "the cat sat on the mat and the dog sat on the log near the old cat house"
-
-
-@pytest.fixture
-def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
-    """What every engine returns, in order."""
-    found: list[Generation] = []
-    generate = Engine.generate
-
-    def kept(self: Engine, *args: object, **options: object) -> Generation:
-        found.append(generate(self, *args, **options))  # type: ignore[arg-type]
-        return found[-1]
-
-    monkeypatch.setattr(Engine, "generate", kept)
-    return found
-
-
-def both_generate(
-    model: UmimLM, made: Checkpoint, prompt: object, text: str, said: dict[str, object], new: int
-) -> tuple[UMIM, GenerationOutput]:
-    """Generate as ``UMIM`` and as lm-eval's model does, and compare the texts."""
-    umim = UMIM(model.backbone, made)
-    ours = umim.generate(prompt, max_new_tokens=new, do_sample=False, stop_strings="zz", **said)
-    [answer] = model.generate_until(generation([text], until=["zz"], max_gen_toks=new))
-    assert str(answer) == ours.text[0]
-    return umim, ours
-
-
-@pytest.mark.parametrize(
-    ("recommended", "said"),
-    [
-        (("prompt", 4), {}),
-        (("prompt", 0), {}),
-        (("all", 0), {}),
-        (("none", 0), {}),
-        (("prompt", 4), {"merge": "all"}),
-        (("all", 0), {"merge": "prompt"}),
-        (("prompt", 4), {"raw_tail": 0}),
-        (None, {}),
-    ],
-)
-def test_both_merge_the_same_spans(
-    checkpoint_path: Path,
-    outputs: list[Generation],
-    caplog: pytest.LogCaptureFixture,
-    recommended: tuple[Merge, int] | None,
-    said: dict[str, object],
-) -> None:
-    made = Checkpoint.load(checkpoint_path)
-    if recommended is None:  # what a checkpoint says that says nothing
-        fields = type(made.config).model_fields
-        recommended = fields["merge"].default, fields["raw_tail"].default
-        assert recommended == ("prompt", 16)
-    made = made.recommending(*recommended)
-    caplog.set_level("INFO", "lm_eval.umim")
-    model = UmimLM(made, device="cpu", **said)
-    _, ours = both_generate(model, made, SENTENCE, SENTENCE, said, 6)
-    assert (model.merge, model.get_model_info()["umim"]["raw_tail"]) == (ours.merge, ours.raw_tail)
-    assert f"merge={ours.merge}, raw_tail={ours.raw_tail}" in caplog.text
-    if ours.merge != "none":  # which is lm-eval's own model
-        [row] = outputs[-1].rows
-        assert (row.prompt_ids, row.prompt_spans) == (ours.prompt_ids[0], ours.prompt_spans[0])
-        assert (row.ids, row.generated_spans) == (ours.ids[0], ours.generated_spans[0])
-        assert bool(row.prompt_spans) == (ours.token_reduction[0] > 0)
-
-
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'system' %}the cat{% else %}near the{% endif %}"
     " {{ m['content'] }} the cat sat on{% endfor %}"
@@ -356,47 +288,58 @@ CHAT = [
     {"role": "assistant", "content": "sat"},
     {"role": "user", "content": "the dog sat"},
 ]
+# A prompt, what the checkpoint recommends, None for what one says that says nothing, and options.
+READ: list[tuple[Any, tuple[Any, ...] | None, dict[str, Any]]] = [
+    *((SENTENCE, own, {}) for own in (("prompt", 4), ("prompt", 0), ("all", 0), ("none", 0), None)),
+    (SENTENCE, ("prompt", 4), {"merge": "all"}),
+    (SENTENCE, ("all", 0), {"merge": "prompt"}),
+    (SENTENCE, ("prompt", 4), {"raw_tail": 0}),
+    (CHAT, ("prompt", 2, ("user",)), {}),
+    (CHAT, ("prompt", 2, ("user",)), {"raw_tail": 0}),
+    (CHAT, ("prompt", 2, ("user",)), {"roles": ["user", "system"]}),
+    (CHAT, ("prompt", 2, ("user", "system")), {"merge": "all"}),
+    (CHAT, ("prompt", 2, ("user", "system")), {"roles": ["user"]}),
+]
 
 
-@pytest.mark.parametrize(
-    ("recommended", "roles", "said"),
-    [
-        (("user",), None, {}),
-        (("user",), None, {"raw_tail": 0}),
-        (("user",), ["user", "system"], {}),
-        (("user", "system"), None, {"merge": "all"}),
-        (("user", "system"), ["user"], {}),
-    ],
-)
-def test_contents_of_chats_merge_as_in_generate_by_roles(
+@pytest.mark.parametrize(("prompt", "recommended", "said"), READ)
+def test_texts_and_chats_are_read_as_generate_reads_them(
     checkpoint_path: Path,
-    outputs: list[Generation],
+    caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    recommended: tuple[Role, ...],
-    roles: list[Role] | None,
-    said: dict[str, object],
+    prompt: Any,
+    recommended: tuple[Any, ...] | None,
+    said: dict[str, Any],
 ) -> None:
-    made = Checkpoint.load(checkpoint_path).recommending("prompt", 2, recommended)
-    model = UmimLM(made, device="cpu", roles=roles and "+".join(roles), **said)
-    said = said if roles is None else {**said, "roles": roles}
+    made = Checkpoint.load(checkpoint_path)
+    if recommended is None:
+        fields = type(made.config).model_fields
+        recommended = fields["merge"].default, fields["raw_tail"].default
+        assert recommended == ("prompt", 16)
+    made = made.recommending(*recommended)
+    caplog.set_level("INFO", "lm_eval.umim")
+    named = {**said, "roles": "+".join(said["roles"])} if "roles" in said else said
+    model = UmimLM(made, device="cpu", **named)
     monkeypatch.setattr(model.tokenizer, "chat_template", TEMPLATE)
-    text = model.apply_chat_template(CHAT)
-    umim, ours = both_generate(model, made, CHAT, text, said, 4)
-    [row] = outputs[-1].rows
-    assert (row.prompt_ids, row.prompt_spans) == (ours.prompt_ids[0], ours.prompt_spans[0])
-    spans = [model.tok_decode(row.prompt_ids[a : a + n]) for a, n in row.prompt_spans]
-    assert spans and text.count("the cat") > sum("cat" in span for span in spans)
-    system = [
-        s for s in ours.prompt_spans[0] if s[0] < len(model.tok_encode("the cat the cat sat"))
-    ]
-    assert bool(system) == ("system" in (roles or recommended))
-    # likelihoods read the same units before the answer
+    text = SENTENCE if prompt is SENTENCE else model.apply_chat_template(prompt)
+    options = {"max_new_tokens": 6, "do_sample": False, "logprobs": len(model.tokenizer)}
+    ours = UMIM(model.backbone, made).generate(prompt, stop_strings="zz", **options, **said)
+    [answer] = model.generate_until(generation([text], until=["zz"], max_gen_toks=6))
+    assert str(answer) == ours.text[0]
+    assert (model.merge, model.get_model_info()["umim"]["raw_tail"]) == (ours.merge, ours.raw_tail)
+    assert f"merge={ours.merge}, raw_tail={ours.raw_tail}" in caplog.text
+    if ours.merge == "none":  # which is lm-eval's own model
+        return
+    saved = (ours.token_reduction, ours.gen_kv_reduction, ours.cumulative_kv_reduction)
+    assert answer.reductions == dict(zip(REDUCTIONS, (each[0] for each in saved), strict=True))
     model.forget_sizes()
     [(score, _)] = model.loglikelihood(likelihoods([(text, " sat")]))
-    sizes = model.question_sizes(None)[None]
-    assert sizes.units - 1 == len(row.prompt_ids) - sum(n - 1 for _, n in row.prompt_spans)
-    options = {"max_new_tokens": 1, "do_sample": False, "logprobs": len(model.tokenizer)}
-    by_hand = umim.generate(CHAT, **options, **said)
-    assert model.merged_model.raw_tail == by_hand.raw_tail
+    sizes, [spans] = model.question_sizes(None)[None], ours.prompt_spans
+    assert sizes.units - 1 == len(ours.prompt_ids[0]) - sum(n - 1 for _, n in spans)
     [word] = model.tok_encode(" sat")
-    assert score == pytest.approx(dict(by_hand.top_logprobs[0][0])[word], abs=1e-5)
+    assert score == pytest.approx(dict(ours.top_logprobs[0][0])[word], abs=1e-5)
+    if prompt is CHAT:  # contents alone
+        texts = [model.tok_decode(ours.prompt_ids[0][a : a + n]) for a, n in spans]
+        assert spans and text.count("the cat") > sum("cat" in span for span in texts)
+        system = [a for a, _ in spans if a < len(model.tok_encode("the cat the cat sat"))]
+        assert bool(system) == ("system" in said.get("roles", recommended[2]))

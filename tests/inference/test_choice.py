@@ -19,6 +19,7 @@ from support.tiny_models import letter_tokenizer, written_by_transformers
 from umim_core.errors import GenerationError, NumericalError
 from umim_core.inference.choice import Stopper, TokenChooser
 from umim_core.inference.engine import Engine
+from umim_core.inference.options import GenerateOptions
 from umim_core.merging.merged_model import MergedModel
 
 
@@ -76,6 +77,28 @@ def test_processors_give_what_transformers_gives(options: dict[str, object]) -> 
         model = engine.backbone.model
         theirs = written_by_transformers(model, prompt, 24, do_sample=False, **options)
         assert list(row.ids) == theirs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1.5},
+        {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
+        {"repetition_penalty": 1.7, "suppress_tokens": [5, 9], "temperature": 2.0, "top_k": 0},
+        {"epsilon_cutoff": 0.02, "eta_cutoff": 0.1},
+    ],
+)
+def test_tokens_are_drawn_from_the_distribution_of_transformers(options: dict[str, object]) -> None:
+    """With its top-k by default, and processors before warpers."""
+    backbone, prompt = build("llama", vocab_size=90), random_prompts(11, 1)[0].tolist()
+    ids = torch.tensor([prompt])
+    asked = {"do_sample": True, "max_new_tokens": 1, "pad_token_id": 0, **options}
+    whole = {"output_scores": True, "return_dict_in_generate": True}
+    [theirs] = backbone.model.generate(ids, **asked, **whole).scores
+    config = GenerateOptions(config=GenerationConfig(**asked)).of_model(backbone).settings
+    chooser = TokenChooser(config, [len(prompt)], seed=0)
+    ours = chooser._processed(backbone.model(ids).logits[:, -1], [prompt])
+    torch.testing.assert_close(ours.softmax(-1), theirs.double().softmax(-1))
 
 
 def test_a_processor_sees_each_rows_raw_ids() -> None:

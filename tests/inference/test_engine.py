@@ -173,6 +173,7 @@ def test_what_cannot_continue_a_state_is_refused_and_leaves_it_alone(
     engine = Engine(MergedModel.without_merging(backbone))
     state = engine.generate([[1, 2, 3]], settings(2)).state
     for other, prompts, new, message in (
+        (engine, [], 2, "one prompt per row; got 0"),
         (engine, [[4]], 200, "96 positions"),
         (Engine(MergedModel.without_merging(build("mistral"))), [[4]], 2, "depth that made it"),
         (merging_engine(backbone, random_rules(1, True), "preserved"), [[4]], 2, "depth that made"),

@@ -248,19 +248,3 @@ def test_a_template_that_rewrites_contents_merges_nothing(
     out = umim.generate([chat, [{"role": "user", "content": "RETURN THE SUM"}]], max_new_tokens=2)
     assert out.prompt_spans[0] == ()
     assert out.unmerged == ("its template changes what users say", "")
-
-
-def test_a_growing_chat_only_appends_units(talker: UMIM) -> None:
-    """Units of turn t and the reply's ids are a prefix of turn t + 1's, so a prefix cache hits."""
-    chat: list[dict[str, str]] = []
-    ids, spans = list[int](), list[tuple[int, int]]()
-    for turn in range(4):
-        said = f"Return the sum of the array elements over a given axis {'and shape ' * turn}."
-        chat.append({"role": "user", "content": said})
-        output = talker.generate(chat, max_new_tokens=5, merge="prompt", raw_tail=3)
-        assert list(output.prompt_ids[0][: len(ids)]) == ids
-        assert [span for span in output.prompt_spans[0] if span[0] < len(ids)] == spans
-        chat.append({"role": "assistant", "content": output.text[0]})
-        ids = [*output.prompt_ids[0], *talker.backbone.encode(output.text[0])]
-        spans = list(output.prompt_spans[0])
-    assert len(spans) > 4

@@ -14,9 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from support.merged_models import fresh_model
 from umim_core import UMIM
-from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import fastest_dtype
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import (
@@ -31,7 +29,6 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.model.compression import compress_text
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.pruning import recording_reductions
-from umim_core.rules.ruleset import RuleSet
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9"  # w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge
 
@@ -271,50 +268,17 @@ def test_lm_eval_takes_it(priced: Path) -> None:
         assert model.get_model_info()["umim"]["rules_digest"] == rules.digest
 
 
-PROMPT = [[7, 9, 11]]
-PRICE = 0.5
-
-
-@pytest.fixture
-def checkpoint(tiny_llama: Backbone) -> Checkpoint:
-    """One rule of a price, which the first two generated tokens complete."""
-    none = Checkpoint.of(fresh_model(tiny_llama, []))
-    [ids] = UMIM(tiny_llama, none).generate(PROMPT, max_new_tokens=2).ids
-    rules = replace(RuleSet.from_spans([ids]), prices=np.array([PRICE], np.float32))
-    return Checkpoint.of(fresh_model(tiny_llama, rules)).recommending("all")
-
-
-@pytest.mark.parametrize(
-    ("bound", "options", "merges"),
-    [
-        (None, {}, True),
-        (PRICE, {}, True),
-        (0.4, {}, False),
-        (0.4, {"decode_max_damage": math.inf}, True),
-        (0.4, {"decode_max_damage": 0.6}, True),
-        (None, {"decode_max_damage": 0.4}, False),
-        (0.4, {"merge": "prompt"}, False),
-    ],
-)
-def test_generation_merges_by_the_rules_under_the_bound(
-    tiny_llama: Backbone,
-    checkpoint: Checkpoint,
-    tmp_path: Path,
-    bound: float | None,
-    options: dict[str, object],
-    merges: bool,
+def test_a_bound_of_decoding_is_the_models_and_of_no_use_for_rules_without_prices(
+    priced: Path, tmp_path: Path
 ) -> None:
-    checkpoint.decoding_under(bound).save(tmp_path / "made")
-    loaded = Checkpoint.load(tmp_path / "made")
-    assert (loaded.config.decode_max_damage, loaded.config.merge) == (bound, "all")
-    [spans] = UMIM(tiny_llama, loaded).generate(PROMPT, max_new_tokens=3, **options).generated_spans
-    assert spans == (((0, 2),) if merges else ())
-
-
-def test_a_bound_is_of_no_use_for_rules_without_prices(checkpoint: Checkpoint) -> None:
-    bounded, rules = checkpoint.decoding_under(0.4), checkpoint.rules
-    unpriced = replace(rules, prices=None)
-    assert bounded.with_contents(bounded.module, rules).config.decode_max_damage == 0.4
+    """What merges under a bound, and what a request says instead: ``inference/test_options.py``."""
+    checkpoint = Checkpoint.load(priced)
+    bounded, unpriced = checkpoint.decoding_under(0.4), replace(checkpoint.rules, prices=None)
+    bounded.save(tmp_path / "made")
+    umim = UMIM.from_pretrained(tmp_path / "made")
+    assert (umim.checkpoint.config.decode_max_damage, umim.checkpoint.config.merge) == (0.4, "all")
+    assert umim.merged_model.decode_max_damage == 0.4
+    assert bounded.with_contents(bounded.module, checkpoint.rules).config.decode_max_damage == 0.4
     without = bounded.with_contents(bounded.module, unpriced)
     assert without.config.decode_max_damage is None
     with pytest.raises(RuleSetError, match="needs the price of every rule"):
@@ -343,6 +307,6 @@ def test_a_recommendation_is_taken_where_the_caller_says_nothing(
     assert found == tiny_umim.generate(TEXT, max_new_tokens=4, **whole)
 
 
-def test_a_raw_tail_of_nothing_merged_is_refused(checkpoint: Checkpoint) -> None:
+def test_a_raw_tail_of_nothing_merged_is_refused(tiny_umim: UMIM) -> None:
     with pytest.raises(ConfigError, match="raw_tail needs a prompt that is merged"):
-        checkpoint.recommending("none", 2)
+        tiny_umim.checkpoint.recommending("none", 2)

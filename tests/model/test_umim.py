@@ -19,7 +19,7 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
-from umim_core.errors import CheckpointError, ConfigError, EvaluationError, UmimError
+from umim_core.errors import CheckpointError, ConfigError, EvaluationError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.merged_model import MergedModel
 from umim_core.model.hub import upload_checkpoint
@@ -87,19 +87,6 @@ def test_the_units_of_a_prompt_are_those_of_its_compression(
     assert output.cache_lengths == ((len(lengths),),)
     with pytest.raises(ConfigError, match="raw_tail must be an integer of at least 0; got -1"):
         tiny_umim.compress(WORDS, raw_tail=-1)
-
-
-def test_no_prompt_is_told_as_that_and_uses_up_no_state(tiny_umim: UMIM) -> None:
-    state = tiny_umim.generate(WORDS, max_new_tokens=1).state
-    both = tiny_umim.generate([WORDS, WORDS], max_new_tokens=1).state
-    for past, message in (
-        (None, "at least one prompt"),
-        (state, "one prompt per row; got 0"),
-        (both, "one prompt per row; got 0"),
-    ):
-        with pytest.raises(UmimError, match=message):
-            tiny_umim.generate([], past=past)
-    assert tiny_umim.generate(WORDS, past=state, max_new_tokens=1).text
 
 
 @pytest.mark.parametrize("raw_tail", [0, 4, 99])
