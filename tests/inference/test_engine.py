@@ -11,7 +11,9 @@ from torch import Tensor
 
 from support.engine_matrix import (
     CHEAP,
+    EXACT,
     FAMILIES,
+    ROUNDED,
     SAMPLED,
     VOCAB,
     Prompt,
@@ -222,16 +224,7 @@ def test_turns_that_fail_end_early_or_run_at_once_change_no_state(depth: int, sa
         engine.generate([[4]], settings(4), past=both.state)
 
 
-# Family, attention, type, tolerance, and where spans merge. transformers computes some parts in
-# float32 whatever the model: GPT-Neo's scores and the softmax of Llama-like eager attention.
-EXACT = [(name, "sdpa", torch.float64, 1e-10) for name in FAMILIES if name != "gpt-neo"]
-ROUNDED = [
-    ("gpt-neo", "eager", torch.float64, 1e-5),
-    ("llama", "eager", torch.float64, 1e-5),
-    ("gpt2", "eager", torch.float64, 1e-10),
-    ("llama", "sdpa", torch.float32, 1e-5),
-    ("gpt2", "sdpa", torch.float32, 1e-5),
-]
+# Those of ``engine_matrix``, and where spans merge.
 CASES = [
     *((*case, form) for case in (*EXACT, *ROUNDED) for form in ("compact", "preserved")),
     *((*EXACT[0], form) for form in ("depth", "depth-adapters")),

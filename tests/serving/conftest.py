@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from support.merged_models import fresh_model
 from support.served_models import engine_server, exported_server, gateway
 from support.servers import CHATML, QUESTIONS, in_thread
 from umim_core import UMIM
-from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.rules.ruleset import RuleSet
-from umim_core.serving.prompt_merger import PromptMerger
+from umim_core.backbone.backbone import Backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.serving.model_export import export_model
 
 
 @pytest.fixture(scope="session")
@@ -30,37 +30,31 @@ def umim() -> UMIM:
 
 
 @pytest.fixture(scope="session")
-def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with rows for the pairs of tokens of the questions, which it never generates."""
-    folder = tmp_path_factory.mktemp("export")
-    backbone = load_backbone("umim-docs-llama")
-    tokenizer = backbone.require_tokenizer()
-    texts = [backbone.encode(question) for question in QUESTIONS]
+def pairs(umim: UMIM) -> UMIM:
+    """A model whose spans are the pairs of tokens of the questions, as embeddings."""
+    texts = [umim.backbone.encode(question) for question in QUESTIONS]
     spans = {pair for ids in texts for pair in pairwise(ids)}
-    rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint)
-    size, wide = backbone.vocab_size, backbone.vocab_size + len(rules)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        backbone.model.resize_token_embeddings(wide)
-    backbone.model.generation_config.suppress_tokens = list(range(size, wide))
-    backbone.model.save_pretrained(folder)
-    tokenizer.chat_template = CHATML
-    tokenizer.save_pretrained(folder)
-    PromptMerger(rules, size, 4).write(folder)
+    return UMIM(umim.backbone, Checkpoint.of(fresh_model(umim.backbone, spans)))
+
+
+@pytest.fixture(scope="session")
+def export(pairs: UMIM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "model"
+    export_model(pairs, pairs.rules, folder, raw_tail=4)
     return folder
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server of tests: its address, the model that answers, and the address that reads ids."""
+    """A server of tests: its address, the model it answers as, and the backbone that runs."""
 
     url: str
+    umim: UMIM
     backbone: Backbone
-    upstream: str
 
 
 @pytest.fixture(scope="session")
-def servers(umim: UMIM, export: Path) -> Iterator[dict[str, Server]]:
+def servers(umim: UMIM, pairs: UMIM, export: Path) -> Iterator[dict[str, Server]]:
     behind = exported_server(export)
     with (
         in_thread(engine_server(umim).app(None)) as url,
@@ -69,8 +63,8 @@ def servers(umim: UMIM, export: Path) -> Iterator[dict[str, Server]]:
     ):
         served: Any = behind.engine
         yield {
-            "umim serve": Server(url, umim.backbone, url),
-            "gateway": Server(front, served._served.backbone, upstream),
+            "umim serve": Server(url, umim, umim.backbone),
+            "gateway": Server(front, pairs, served._served.backbone),
         }
 
 

@@ -6,10 +6,10 @@ import asyncio
 import gzip
 import json
 import signal
-import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -98,39 +98,31 @@ USER = {"role": "user", "content": QUESTIONS[0]}
 GOOD = {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}], "usage": {"x": 1}}
 
 
-class OddEngine:
+class OddEngine(ThreadingHTTPServer):
     """Answers whatever it is told; keeps what it was asked."""
 
     def __init__(self) -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.url = f"http://127.0.0.1:{self.server_port}"
         self.answers: dict[str, bytes] = {}
         self.bodies: list[dict[str, Any]] = []
-        threading.Thread(target=self._serve, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
 
-    def _answer(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as reader:
-            path, size = reader.readline().split()[1].decode(), 0
-            while (line := reader.readline()) not in (b"\r\n", b""):
-                if line.lower().startswith(b"content-length:"):
-                    size = int(line.split(b":")[1])
-            if size:
-                self.bodies.append(json.loads(reader.read(size)))
-            try:
-                connection.sendall(self.answers.get(path, plain(b"{}")))
-            except OSError:
-                return
 
-    def close(self) -> None:
-        self._socket.close()
+class Answering(BaseHTTPRequestHandler):
+    server: OddEngine
+
+    def do_GET(self) -> None:
+        if size := int(self.headers.get("content-length", 0)):
+            self.server.bodies.append(json.loads(self.rfile.read(size)))
+        with suppress(OSError):
+            self.wfile.write(self.server.answers.get(self.path, plain(b"{}")))
+
+    do_POST = do_GET
 
 
 def plain(body: bytes, head: bytes = b"content-type: application/json\r\n") -> bytes:
@@ -145,10 +137,8 @@ def events(*parts: bytes) -> bytes:
 
 @contextmanager
 def odd(export: Path) -> Iterator[tuple[OddEngine, str]]:
-    engine = OddEngine()
-    with in_thread(gateway(engine.url, export).app(None)) as url:
+    with OddEngine() as engine, in_thread(gateway(engine.url, export).app(None)) as url:
         yield engine, url
-    engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -343,15 +333,14 @@ def test_every_request_has_a_bias_against_the_ids_of_spans(export: Path) -> None
 
 
 def test_a_prompt_whose_merging_fails_is_sent_raw(export: Path) -> None:
-    engine = OddEngine()
     other = PromptMerger(RuleSet.from_spans([(1, 2)]), 10, 4)  # of a model with ten rows
-    engine.answers[COMPLETIONS] = plain(json.dumps(GOOD).encode())
     tokenizer = load_tokenizer(str(export))
-    with in_thread(Gateway(engine.url, tokenizer, other, Limits()).app(None)) as url:
-        assert post(url, COMPLETIONS, prompt=QUESTIONS[0]).status_code == 200
-        assert metric(url, 'umim_prompts_unmerged_total{reason="merging"}') == 1
-    assert engine.bodies[-1]["prompt"] == tokenizer(QUESTIONS[0])["input_ids"]
-    engine.close()
+    with OddEngine() as engine:
+        engine.answers[COMPLETIONS] = plain(json.dumps(GOOD).encode())
+        with in_thread(Gateway(engine.url, tokenizer, other, Limits()).app(None)) as url:
+            assert post(url, COMPLETIONS, prompt=QUESTIONS[0]).status_code == 200
+            assert metric(url, 'umim_prompts_unmerged_total{reason="merging"}') == 1
+        assert engine.bodies[-1]["prompt"] == tokenizer(QUESTIONS[0])["input_ids"]
 
 
 @pytest.mark.parametrize(

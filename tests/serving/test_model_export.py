@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from benchmarks.cache_types import reply_all
 from benchmarks.engines import OPENVINO, SCRIPT, SERVERS
 from support.command_line import Umim, console, document, run_main
+from support.ngram_oracle import units_of
 from support.processes import ROOT, output_of
 from support.tiny_models import random_backbone
 from umim_core import UMIM
@@ -31,7 +32,6 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import Merge, ModuleForm
-from umim_core.embedded.assets import embedded_path
 from umim_core.errors import (
     ArtifactError,
     ConfigError,
@@ -55,8 +55,7 @@ from umim_core.serving.span_files import (
     read_record,
 )
 from umim_core.store.artifacts import sha256_file
-from umim_core.text.chat_parts import content_places, encode_parts
-from umim_core.text.roles import USER, Role
+from umim_core.text.roles import USER
 
 SPANS = 300
 
@@ -396,24 +395,15 @@ def oracle(
     ids: Sequence[int], spans: Spans, ranges: Sequence[tuple[int, int]], raw_tail: int
 ) -> list[int]:
     """Longest span first, left to right, in a dictionary of spans in the order of their ids."""
-    known = {
-        span: VOCAB + i for i, span in enumerate(sorted(set(spans), key=lambda s: (len(s), s)))
-    }
-    last = [-1] * len(ids)  # where a span that covers this token must end
+    ordered = sorted(set(spans), key=lambda span: (len(span), span))
+    known = {span: VOCAB + place for place, span in enumerate(ordered)}
+    merged, behind = list[int](), 0
     for first, end in ranges:
-        last[first:end] = [max(first, end - raw_tail)] * (end - first)
-    merged, at = [], 0
-    while at < len(ids):
-        for n in range(16, 1, -1):
-            unit = known.get(tuple(ids[at : at + n]))
-            if unit is not None and at + n <= last[at]:
-                merged.append(unit)
-                at += n
-                break
-        else:
-            merged.append(ids[at])
-            at += 1
-    return merged
+        part = ids[first : max(first, end - raw_tail)]
+        merged += ids[behind:first]
+        merged += [known.get(tuple(part[at : at + n]), part[at]) for at, n in units_of(part, known)]
+        behind = first + len(part)
+    return [*merged, *ids[behind:]]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -455,41 +445,3 @@ def test_a_prompt_has_known_ids_and_ranges_in_order() -> None:
         own.merge([1, VOCAB])
     with pytest.raises(GenerationError, match="in order and apart"):
         own.merge([1, 2, 3], [(0, 2), (1, 3)])
-
-
-TEMPLATE = (
-    "{% for t in tools %}{{ t | tojson }}\n{% endfor %}"
-    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] | trim }}<|endoftext|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
-
-
-def test_units_of_a_chat_begin_those_of_the_next_turn() -> None:
-    folders = [embedded_path("umim-docs-gpt2", part) for part in ("checkpoint", "backbone")]
-    assert folders[0] is not None
-    tokenizer = AutoTokenizer.from_pretrained(folders[1])
-    tokenizer.chat_template = TEMPLATE
-    own = PromptMerger(RuleSet.load(folders[0] / "rules"), len(tokenizer), 4, get_args(Role))
-    tools = [{"name": name, "description": "The sum of all elements."} for name in ("a", "b")]
-
-    def write(chat: Sequence[Any], tools: Any) -> str:
-        options = {"add_generation_prompt": True, "tokenize": False}
-        return str(tokenizer.apply_chat_template(list(chat), tools=tools, **options))
-
-    asked = "Return the sum of the array elements over a given axis. If None, the sum of all."
-    chat = [{"role": "system", "content": "Return the sum of the array elements over an axis."}]
-    begun: list[int] = []
-    for turn in range(4):
-        chat.append({"role": ("user", "tool")[turn % 2], "content": f"{asked} ({turn})"})
-        text = write(chat, tools)
-        places = content_places(chat, text, write, tools, own.roles)
-        ids, ranges = encode_parts(tokenizer, text, places)
-        merged = own.merge(ids, ranges)
-        assert own.expand(merged) == ids.tolist()
-        contents = 2 + 1 + turn + 1  # tools, system, and what users and tools say
-        assert len(ranges) == contents + 2  # what calls spell, a name, cuts each tool in two
-        assert len(merged) < len(ids) - 2 * contents
-        assert merged[: len(begun)] == begun
-        reply = "The sum of the array elements over the axis."
-        chat.append({"role": "assistant", "content": reply})
-        begun = merged + tokenizer(reply)["input_ids"]

@@ -34,6 +34,16 @@ VOCAB = 11
 FAMILIES = (
     "llama", "llama-tied", "qwen2", "mistral", "gpt2", "gpt2-untied", "gpt-neo", "gpt-neox"
 )  # fmt: skip
+# Family, attention, type and tolerance. transformers computes some parts in float32 whatever the
+# model: GPT-Neo's scores and the softmax of Llama-like eager attention.
+EXACT = [(name, "sdpa", torch.float64, 1e-10) for name in FAMILIES if name != "gpt-neo"]
+ROUNDED = [
+    ("gpt-neo", "eager", torch.float64, 1e-5),
+    ("llama", "eager", torch.float64, 1e-5),
+    ("gpt2", "eager", torch.float64, 1e-10),
+    ("llama", "sdpa", torch.float32, 1e-5),
+    ("gpt2", "sdpa", torch.float32, 1e-5),
+]
 
 
 def build(
