@@ -1,4 +1,4 @@
-"""Token-level perplexity against a listing; windows of documents, each token scored once."""
+"""Perplexity against a forward per token; windows of documents, each token scored once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from support.engine_matrix import (
     EXACT,
@@ -26,14 +25,12 @@ from support.engine_matrix import build as any_backbone
 from support.merged_models import placed
 from support.pairwise import pairwise
 from support.tiny_models import word_tokenizer
-from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import CorpusError, EvaluationError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.windows import Window, document_windows, scored_bytes, second_halves
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -46,36 +43,6 @@ def random_rows(seed: int = 0, tokens: int = VOCAB) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     rows = [rng.integers(0, tokens, length) for length in (30, 1, 2, 17, 24)]
     return [*rows, np.array([1, 0, 1, *rng.integers(0, tokens, 9)]), np.array([1, 0, 1])]
-
-
-def embed_unit(ids: np.ndarray, module: MergeModule, backbone: Backbone) -> Tensor:
-    tokens = backbone.embed(torch.from_numpy(ids))
-    return tokens if len(ids) == 1 else module(tokens[None], torch.tensor([len(ids)]))
-
-
-@torch.no_grad()
-def papers_listing(
-    ids: np.ndarray, matcher: Matcher, module: MergeModule, backbone: Backbone
-) -> dict[int, float]:
-    """The paper's two-stage listing, line by line: raw target position -> log-probability."""
-    starts, lengths = matcher.segment(ids)
-    elements = [ids[s : s + n] for s, n in zip(starts, lengths, strict=True)]
-
-    def log_probs(context: list[np.ndarray]) -> Tensor:
-        inputs = torch.cat([embed_unit(element, module, backbone) for element in context])[None]
-        return backbone.model(inputs_embeds=inputs).logits[0].log_softmax(-1)
-
-    scores: dict[int, float] = {}
-    if len(elements) > 1:
-        main = log_probs(elements[:-1])
-        for position, element in enumerate(elements[1:]):
-            scores[int(starts[position + 1])] = float(main[position, element[0]])
-    for index, element in enumerate(elements):
-        for offset in range(1, len(element)):
-            context = elements[:index] + [element[k : k + 1] for k in range(offset)]
-            scores[int(starts[index]) + offset] = float(log_probs(context)[-1, element[offset]])
-    assert sorted(scores) == list(range(1, len(ids)))
-    return scores
 
 
 @pairwise(
@@ -99,21 +66,6 @@ def test_every_target_equals_a_forward_over_its_prefix(
         theirs = log_probs_from_scratch(backbone, module, matcher, row, positions)
         assert ours.shape == theirs.shape and ours.dtype == torch.float64
         assert torch.allclose(ours, theirs, rtol=0, atol=tolerance)
-
-
-def test_without_nested_rules_every_target_equals_the_papers_listing() -> None:
-    backbone, rows = build("llama"), random_rows()
-    module = module_for(backbone)
-    flat = Matcher(RuleSet.from_spans([(0, 1, 2, 3), (1, 4), (4, 5), (5, 2, 6), (7, 3), (8, 8)]))
-    assert flat.rules.infix_free and not NESTED.rules.infix_free
-    for row in rows:
-        theirs = papers_listing(row, flat, module, backbone)
-        (ours,) = token_log_probs([row], MergedModel(backbone, module, flat))
-        assert ours.tolist() == pytest.approx([theirs[t] for t in range(1, len(row))], abs=1e-10)
-    # With nested rules the paper's state before a token depends on that token.
-    nested = papers_listing(rows[0], NESTED, module, backbone)
-    (ours,) = token_log_probs(rows[:1], MergedModel(backbone, module, NESTED))
-    assert max(abs(ours[t - 1].item() - score) for t, score in nested.items()) > 1e-4
 
 
 @pytest.mark.parametrize("name", FAMILIES)
