@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from collections.abc import Iterator
+from itertools import chain, product
 
 import numpy as np
 import pytest
@@ -152,6 +153,25 @@ def joined(values: list[dict[str, Tensor]]) -> dict[str, float]:
     return {name: float(torch.cat([v[name] for v in values]).mean()) for name in METRICS}
 
 
+def units_of(matcher: Matcher, ids: np.ndarray) -> list[tuple[int, int]]:
+    return list(zip(*(part.tolist() for part in matcher.segment(ids)), strict=True))
+
+
+def states_of(
+    merged_model: MergedModel, row: np.ndarray
+) -> Iterator[tuple[np.ndarray, list[tuple[int, int]], dict[str, Tensor]]]:
+    """Tokens, units and metrics of each state of a row from the first merge on, a forward each."""
+    backbone, matcher = merged_model.backbone, merged_model.require_matcher()
+    for size in range(1, len(row) + 1):
+        prefix, units = row[:size], units_of(matcher, row[:size])
+        if max(length for _, length in units) > 1:
+            prompt = [(matcher, [prefix.tolist()])]
+            positions = merged_model.unit_positions
+            ((student, _),) = from_scratch(backbone, merged_model.module, prompt, positions)
+            teacher = backbone.model(torch.tensor(prefix)[None]).logits[0, -1]
+            yield prefix, units, row_metrics(teacher[None], student[None])
+
+
 @pytest.mark.parametrize(
     ("family", "spans", "unit_positions"),
     [*product(["llama"], [NESTED, FLAT], ["compact", "preserved"]), ("phi", FLAT, "compact")],
@@ -165,24 +185,13 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
 ) -> None:
     monkeypatch.setitem(alignment._HEAD_ROWS, "cpu", 7)  # several chunks of logits a batch
     merged_model, rows = placed(model_of(spans, family), unit_positions), rows_of(spans)
-    backbone, matcher = merged_model.backbone, merged_model.require_matcher()
-    module = merged_model.module
-    aligned, states, by_row = [], [], []
+    states, by_row = [], []
     for row in rows:
-        by_row.append([])
-        starts, lengths = matcher.segment(row)
-        first = (lengths > 1).argmax() if lengths.max() > 1 else len(starts)
-        unit_ends = set((starts + lengths - 1)[first:].tolist())
-        for t in range(len(row)):
-            prefix = row[: t + 1].tolist()
-            if matcher.segment(row[: t + 1])[1].max() == 1:
-                continue  # nothing merged yet
-            ((student, _),) = from_scratch(backbone, module, [(matcher, [prefix])], unit_positions)
-            teacher = backbone.model(torch.tensor([prefix])).logits[0, -1]
-            values = row_metrics(teacher[None], student[None])
-            states.append(values)
-            aligned += [values] if t in unit_ends else []
-            by_row[-1] += [values] if t in unit_ends else []
+        ends = {start + n for start, n in units_of(merged_model.require_matcher(), row)}
+        found_of_row = [(len(prefix), values) for prefix, _, values in states_of(merged_model, row)]
+        states += [values for _, values in found_of_row]
+        by_row.append([values for size, values in found_of_row if size in ends])
+    aligned = list(chain.from_iterable(by_row))
     found = evaluate_alignment(rows, merged_model, batch_size=2)
     assert (found.aligned_rows, found.state_rows) == (len(aligned), len(states))
     assert len(aligned) < len(states)
@@ -206,31 +215,21 @@ def by_rule(table: DamageTable) -> Damage:
 
 def by_hand(merged_model: MergedModel, rows: list[np.ndarray], window: int) -> Damage:
     """The rule of the module's docstring, one forward a state."""
-    backbone, matcher = merged_model.backbone, merged_model.require_matcher()
-    found: Damage = {
-        tuple(ids): [0.0, 0.0, 0.0]
-        for n in matcher.rules.orders
-        for ids in matcher.rules.ids_by_order[n].tolist()
-    }
+    matcher = merged_model.require_matcher()
+    orders = matcher.rules.ids_by_order.values()
+    found: Damage = {tuple(ids): [0.0, 0.0, 0.0] for rules in orders for ids in rules.tolist()}
     for row in rows:
-        whole = set(zip(*(part.tolist() for part in matcher.segment(row)), strict=True))
-        for t in range(len(row)):
-            prefix = row[: t + 1]
-            units = list(zip(*(part.tolist() for part in matcher.segment(prefix)), strict=True))
+        whole = units_of(matcher, row)
+        for prefix, units, values in states_of(merged_model, row):
             start, length = units[-1]
             if length > 1:
                 rule = tuple(prefix[start:].tolist())
                 found[rule][0] += 1
                 found[rule][1] += (start, length) in whole
-            merged = [unit for unit in units[-window:] if unit[1] > 1]
-            if not merged:
-                continue
-            start, length = merged[-1]
-            prompt = (matcher, [prefix.tolist()])
-            ((student, _),) = from_scratch(backbone, merged_model.module, [prompt])
-            teacher = backbone.model(torch.tensor(prefix)[None]).logits[0, -1]
-            kl = row_metrics(teacher[None], student[None])["kl"]
-            found[tuple(prefix[start : start + length].tolist())][2] += float(kl)
+            if merged := [unit for unit in units[-window:] if unit[1] > 1]:
+                start, length = merged[-1]
+                rule = tuple(prefix[start : start + length].tolist())
+                found[rule][2] += float(values["kl"])
     return found
 
 

@@ -15,6 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig
 
 from support.merged_models import fresh_model
+from support.pairwise import pairwise
 from support.tiny_models import random_model, tiny_config, written_by_transformers
 from tests.evaluation.conftest import TEXT, byte_tokenizer, instances
 from umim_core.backbone.backbone import wrap_backbone
@@ -128,17 +129,7 @@ def texts_of_hf(name: str, batch_size: int) -> list[str]:
     return models.hf(batch_size).generate_until(requests)
 
 
-def pairs() -> list[object]:
-    """All combinations of case, merge and batch size; half of them hold every pair."""
-    return [
-        pytest.param(name, merge, batch, marks=[] if (c + m + b) % 2 == 0 else [pytest.mark.full])
-        for c, name in enumerate(CASES)
-        for m, merge in enumerate(MERGES)
-        for b, batch in enumerate(BATCHES)
-    ]
-
-
-@pytest.mark.parametrize(("name", "merge", "batch_size"), pairs())
+@pairwise(name=list(CASES), merge=MERGES, batch_size=BATCHES)
 def test_without_rules_texts_are_those_of_hf(name: str, merge: str, batch_size: int) -> None:
     models, requests = made(name)
     theirs = texts_of_hf(name, models.case.batch_of_hf or batch_size)

@@ -10,7 +10,7 @@ import pytest
 from tests.evaluation.conftest import save_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.errors import CheckpointError, ConfigError, GenerationError
+from umim_core.errors import ConfigError, GenerationError
 from umim_core.evaluation import harness
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.lm_eval_tasks import SpecTask
@@ -111,12 +111,6 @@ def test_errors_end_the_command_with_one_line(
     ):
         with pytest.raises(SystemExit, match=message):
             SpecTask({"task": DEFAULT_TASK, "metadata": options})
-
-
-def test_a_hub_checkpoint_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match="hub repository within reach; got 'no-owner/no-name"):
-        UmimLM("no-owner/no-name")
 
 
 def test_what_was_fetched_is_what_is_loaded(

@@ -91,17 +91,6 @@ def test_windows_and_positions_bound_what_shares_a_row(family: str, wide: bool) 
     assert [s.log_prob for s in together] == pytest.approx(alone, abs=1e-4)
 
 
-@pytest.mark.parametrize(("raw_tail", "units"), [(0, 3), (2, 4), (4, 5), (5, 6), (9, 6)])
-def test_tallies_count_raw_tokens_and_units(raw_tail: int, units: int) -> None:
-    model = scorer("prompt", raw_tail)
-    model.score([request([1, 2, 1, 2, 1, 2], [1, 2])], 1)
-    assert (model.total.context_tokens, model.total.context_units) == (6, units)
-    assert (model.total.tokens, model.total.units) == (8, units + 2)  # continuations stay raw
-    whole = scorer("all")
-    whole.score([request([1, 2, 3, 4, 5, 10], [1, 2])], 1)
-    assert (whole.total.tokens, whole.total.units) == (8, 4)
-
-
 @pytest.mark.parametrize(
     ("scope", "positions"), [("prompt", "compact"), ("prompt", "preserved"), ("all", "preserved")]
 )

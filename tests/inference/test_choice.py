@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from transformers import GenerationConfig
-from transformers.generation.streamers import BaseStreamer
 
 from support.engine_matrix import (
     VOCAB,
@@ -142,25 +143,16 @@ def test_a_request_that_takes_too_long_ends() -> None:
     assert (len(row.ids), row.stop_reason) == (1, "criteria")
 
 
-class _Record(BaseStreamer):
-    """Keep what is put, and the end."""
-
-    def __init__(self) -> None:
-        self.values: list[object] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.values.append(value.tolist())
-
-    def end(self) -> None:
-        self.values.append("end")
-
-
 def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None:
-    engine, ours, theirs = plain(), _Record(), _Record()
+    engine, ours, theirs = plain(), Mock(), Mock()
     engine.generate([[1, 2, 3]], settings(5, streamer=ours))
     model = engine.backbone.model
     written_by_transformers(model, [1, 2, 3], 5, do_sample=False, streamer=theirs)
-    assert ours.values == theirs.values
+    calls = [
+        [(name, [ids.tolist() for ids in given]) for name, given, _ in streamer.mock_calls]
+        for streamer in (ours, theirs)
+    ]
+    assert calls[0] == calls[1] and len(calls[0]) == 7
 
 
 def test_a_row_without_a_finite_score_is_refused() -> None:

@@ -18,10 +18,10 @@ from support.servers import (
     COMPLETIONS,
     HTTP,
     QUESTIONS,
+    answered,
     in_thread,
     metric,
     post,
-    stream,
     wait_for,
 )
 from umim_core import UMIM
@@ -242,7 +242,7 @@ def test_every_client_gets_its_own_answer(umim: UMIM) -> None:
 
     def ask(number: int) -> str:
         body = {"messages": chats[number % 8], "max_tokens": 12, "seed": number % 8}
-        return stream(url, CHAT, body)[0]
+        return answered(url, CHAT, body)["choices"][0]["message"]["content"]
 
     served = engine_server(umim, sizes=BatchSizes(kept_bytes=0))
     with in_thread(served.app(None)) as url, ThreadPoolExecutor(CLIENTS) as pool:

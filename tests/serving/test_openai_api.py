@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.served_models import engine_server, gateway
-from support.servers import CHAT, COMPLETIONS, HTTP, QUESTIONS, in_thread, post, stream
+from support.servers import CHAT, COMPLETIONS, HTTP, QUESTIONS, answered, in_thread, post
 from umim_core import UMIM
 
 Prompt = str | list[dict[str, str]]
@@ -36,17 +36,14 @@ def test_an_answer_is_what_the_model_writes(server: Any, prompt: Prompt, streame
     stop = text[2:5]
     for stops, shown, finish in (([], text, "length"), ([stop, "no"], None, "stop")):
         path, body = asked(prompt, max_tokens=8, stop=stops)
-        if streamed:
-            found, count = stream(server.url, path, body)
-        else:
-            document = post(server.url, path, **body).json()
-            (choice,), count = document["choices"], document["usage"]
-            found = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
-            assert (choice["index"], choice["finish_reason"]) == (0, finish)
-            kind = "text_completion" if path == COMPLETIONS else "chat.completion"
-            assert document["object"] == kind
+        document = answered(server.url, path, body, streamed)
+        (choice,), count = document["choices"], document["usage"]
+        found = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+        assert (choice["index"], choice["finish_reason"]) == (0, finish)
+        kind = "text_completion" if path == COMPLETIONS else "chat.completion"
+        assert document["object"] == kind
         assert found == (text[: text.index(stop)] if shown is None else shown)
-        assert count is not None and count["prompt_tokens"] == merged
+        assert count["prompt_tokens"] == merged
         assert count["umim"] == {"raw_prompt_tokens": raw, "merged_prompt_tokens": merged}
         assert (count["completion_tokens"] == 8) == (finish == "length")
     path, body = asked(prompt, max_tokens=8, n=2, seed=1)
@@ -65,9 +62,10 @@ def test_four_turns_evaluate_only_what_is_new(server: Any) -> None:
     for turn, question in enumerate(QUESTIONS):
         chat.append({"role": "user", "content": question})
         path, body = asked(chat, max_tokens=12)
-        text, count = stream(server.url, path, body)
+        document = answered(server.url, path, body)
+        text, count = document["choices"][0]["message"]["content"], document["usage"]
         said, _, merged = wanted(server, chat, 12)
-        assert text == said and count is not None
+        assert text == said
         if turn:
             assert count["prompt_tokens_details"]["cached_tokens"] == held, f"turn {turn}"
         # The next turn holds this one and the reply, but for its last token.

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from support.served_models import engine_server
-from support.servers import CHAT, HTTP, QUESTIONS, events, in_thread, post
+from support.servers import CHAT, QUESTIONS, answered, in_thread, post
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -94,32 +94,12 @@ def saying(backbone: Backbone, text: str) -> Iterator[None]:
 
 def asked(server: Any, text: str, streamed: bool, **fields: Any) -> dict[str, Any]:
     """The message of an answer whose model writes a text, its end and usage."""
-    url, backbone = server.url, server.backbone
     body = {"messages": [USER], "tools": TOOLS, "max_tokens": 900, "temperature": 0, **fields}
-    with saying(backbone, text):
-        if not streamed:
-            document = post(url, CHAT, **body).json()
-            (choice,) = document["choices"]
-            found = {**choice["message"], "finish": choice["finish_reason"]}
-            return {**found, "usage": document["usage"]}
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-        found = {"role": None, "content": "", "tool_calls": []}
-        with HTTP.stream("POST", url + CHAT, json=body) as answer:
-            for part in events(answer.iter_lines()):
-                found["usage"] = part.get("usage")
-                for choice in part["choices"]:
-                    delta = choice["delta"]
-                    found["role"] = delta.get("role", found["role"])
-                    found["content"] += delta.get("content", "")
-                    for one in delta.get("tool_calls", []):
-                        assert one.pop("index") == len(found["tool_calls"])
-                        found["tool_calls"].append(one)
-                    found["finish"] = choice["finish_reason"]
-        if found["tool_calls"]:
-            found["content"] = found["content"] or None
-        else:
-            del found["tool_calls"]
-        return found
+    with saying(server.backbone, text):
+        document = answered(server.url, CHAT, body, streamed)
+    (choice,) = document["choices"]
+    usage = document["usage"]
+    return {**choice["message"], "finish": choice["finish_reason"], "usage": usage}
 
 
 def calls_of(message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import Any, Final
@@ -112,41 +112,37 @@ def post(url: str, path: str, headers: dict[str, str] | None = None, **body: Any
     return HTTP.post(url + path, json=body, headers=headers)
 
 
-def events(lines: Sequence[str] | Iterator[str]) -> Iterator[dict[str, Any]]:
-    """The documents of a stream; that its end was said is checked."""
-    done = False
-    for line in lines:
-        assert not done or not line
-        if line == "data: [DONE]":
-            done = True
-        elif line:
-            assert line.startswith("data: ")
-            yield json.loads(line.removeprefix("data: "))
-    assert done
-
-
-def stream(url: str, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """Text and usage of a streamed answer."""
+def answered(url: str, path: str, body: dict[str, Any], streamed: bool = True) -> dict[str, Any]:
+    """A whole answer, or what its stream adds up to; that the end was said is checked."""
+    if not streamed:
+        document: dict[str, Any] = post(url, path, **body).json()
+        return document
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    text, count, begun = "", None, set[int]()
     with HTTP.stream("POST", url + path, json=body) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")
-        for part in events(answer.iter_lines()):
-            count = count or part["usage"]
-            assert not count or not part["choices"]
-            for choice in part["choices"]:
-                text += piece(choice)
-                first = choice["index"] not in begun
-                begun.add(choice["index"])
-                assert first == ("role" in choice["delta"]) if path == CHAT else True
-    return text, count
-
-
-def piece(choice: dict[str, Any]) -> str:
-    text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
-    assert isinstance(text, str)
-    return text
+        *lines, done = filter(None, answer.iter_lines())
+    assert done == "data: [DONE]" and all(line.startswith("data: ") for line in lines)
+    *parts, last = (json.loads(line.removeprefix("data: ")) for line in lines)
+    assert last["usage"] and not last["choices"] and not any(part["usage"] for part in parts)
+    choices: dict[int, dict[str, Any]] = {}
+    for choice in (choice for part in parts for choice in part["choices"]):
+        first, delta = choice["index"] not in choices, choice.get("delta", {})
+        assert ("role" in delta) == (first and path == CHAT)
+        whole = choices.setdefault(choice["index"], {"text": "", "message": {"tool_calls": []}})
+        whole |= {"index": choice["index"], "finish_reason": choice["finish_reason"]}
+        whole["text"] += delta.get("content", choice.get("text", ""))
+        whole["message"] |= {"role": delta["role"]} if first and path == CHAT else {}
+        for call in delta.get("tool_calls", []):
+            assert call.pop("index") == len(whole["message"]["tool_calls"])
+            whole["message"]["tool_calls"].append(call)
+    for whole in choices.values():
+        message = whole["message"]
+        message["content"] = whole["text"] or (None if message["tool_calls"] else "")
+        if not message["tool_calls"]:
+            del message["tool_calls"]
+    kind = parts[0]["object"].removesuffix(".chunk")
+    return {**last, "object": kind, "choices": list(choices.values())}
 
 
 def metric(url: str, name: str) -> float:

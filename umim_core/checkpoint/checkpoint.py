@@ -140,11 +140,9 @@ class Checkpoint:
     def check_vocabulary(self, backbone: Backbone) -> None:
         fingerprint = self.config.tokenizer_fingerprint
         if fingerprint and not backbone.has_tokenizer(fingerprint):
-            raise TokenizerMismatchError(
-                f"the tokenizer must be that of {self.config.backbone} ({fingerprint[:12]})",
-                f"one of {backbone.named_tokenizer}",
-                "Load the tokenizer of the backbone it was trained for.",
-            )
+            rule = f"the tokenizer must be that of {self.config.backbone} ({fingerprint[:12]})"
+            remedy = "Load the tokenizer of the backbone it was trained for."
+            raise TokenizerMismatchError(rule, f"one of {backbone.named_tokenizer}", remedy)
         if not backbone.has_tokenizer(self.rules.origin.tokenizer_fingerprint):
             self.rules.check_tokenizer(backbone.tokenizer_fingerprint, backbone.named_tokenizer)
         self.rules.check_vocabulary(backbone.vocab_size, backbone.special_ids)

@@ -49,33 +49,24 @@ def remote_address() -> str | None:
     if not named or "://" not in named:
         return None
     scheme = named.partition("://")[0]
-    require(
-        not has_credentials(named),
-        ConfigError,
-        "UMIM_ROOT must be an address without a user, a password and options",
-        f"{scheme}://***",
+    rule = "UMIM_ROOT must be an address without a user, a password and options"
+    remedy = (
         "Write s3://bucket/prefix; credentials belong into the variables of the storage's client, "
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for example.",
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for example."
     )
-    require(
-        scheme not in ("file", "local"),
-        ConfigError,
-        "UMIM_ROOT must be a directory or an address of object storage",
-        named,
-        "Give the path of the directory.",
-    )
+    require(not has_credentials(named), ConfigError, rule, f"{scheme}://***", remedy)
+    rule = "UMIM_ROOT must be a directory or an address of object storage"
+    remote = scheme not in ("file", "local")
+    require(remote, ConfigError, rule, named, "Give the path of the directory.")
     return named
 
 
 def local_root() -> Path:
     """Return ``artifact_root()`` for what is written there and not stored elsewhere."""
     address = remote_address()
-    if address is not None:
-        raise ConfigError(
-            "this command writes to a directory, while UMIM_ROOT is an address",
-            address,
-            "Name a directory with --out, or set UMIM_ROOT to one.",
-        )
+    rule = "this command writes to a directory, while UMIM_ROOT is an address"
+    remedy = "Name a directory with --out, or set UMIM_ROOT to one."
+    require(address is None, ConfigError, rule, address, remedy)
     return artifact_root()
 
 

@@ -115,17 +115,11 @@ def _rows(directory: Path, weights: dict[str, torch.Tensor], rules: RuleSet) -> 
     try:
         rows = RuleRows.of(weights[_SPANS], weights[_TABLE])
     except ConfigError as error:
-        raise CheckpointError(
-            f"{directory} must hold rule rows of spans", str(error), _REMEDY
-        ) from error
-    kept = rows.of_rules(rules)
-    require(
-        kept is rows,
-        CheckpointError,
-        f"{directory} must hold rule rows of its own rules alone",
-        f"{0 if kept is None else len(kept)} of {len(rows)} are",
-        _REMEDY,
-    )
+        rule = f"{directory} must hold rule rows of spans"
+        raise CheckpointError(rule, str(error), _REMEDY) from error
+    kept, rule = rows.of_rules(rules), f"{directory} must hold rule rows of its own rules alone"
+    found = f"{0 if kept is None else len(kept)} of {len(rows)} are"
+    require(kept is rows, CheckpointError, rule, found, _REMEDY)
     return rows
 
 

@@ -19,10 +19,8 @@ from umim_core.rules.ruleset import RuleSet
 def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int) -> MergeModule:
     """Return a module of a form with the weights that training starts from, on its device."""
     check_depth(form.merge_depth, backbone)
-    if form.rule_rows and not len(rules):
-        raise RuleSetError(
-            "rule rows need at least one rule", 0, "Lower tau, or leave rule_rows out."
-        )
+    fits, rule = not form.rule_rows or len(rules) > 0, "rule rows need at least one rule"
+    require(fits, RuleSetError, rule, 0, "Lower tau, or leave rule_rows out.")
     module = MergeModule(backbone.hidden_size, form, longest=rules.longest)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(seed))
     if form.rule_rows:
@@ -43,10 +41,8 @@ def untrained_checkpoint(
     backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int = 0
 ) -> Checkpoint:
     """Return a checkpoint that needs no training: a span has the anchor of the form's residual."""
-    if form.residual == "none":
-        raise ConfigError(
-            "an untrained module must have a residual", form.residual, "Choose last or exponential."
-        )
+    rule, remedy = "an untrained module must have a residual", "Choose last or exponential."
+    require(form.residual != "none", ConfigError, rule, form.residual, remedy)
     rules.check_for_module(
         backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
     )

@@ -30,7 +30,7 @@ from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
 from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers.registry import TokenizerRegistry
 
-from umim_core.errors import ConfigError, UmimError
+from umim_core.errors import ConfigError, UmimError, require
 from umim_core.serving.span_files import ARCHITECTURES, RECORD, TYPE, read_record
 from umim_core.text.chat_parts import content_places, token_ranges
 from umim_core.text.template_process import Chat, Tools
@@ -77,10 +77,8 @@ class UmimRenderer(HfRenderer):  # type: ignore[misc]  # vLLM has no types here
         from umim_core.serving.prompt_merger import PromptMerger
 
         model = config.model_config
-        if model.tokenizer != model.model:
-            raise ConfigError(
-                "an exported model needs its own tokenizer", model.tokenizer, "Drop --tokenizer."
-            )
+        own, rule = model.tokenizer == model.model, "an exported model needs its own tokenizer"
+        require(own, ConfigError, rule, model.tokenizer, "Drop --tokenizer.")
         self._merger = PromptMerger.load(Path(model.model))
         super().__init__(config, tokenizer)
 

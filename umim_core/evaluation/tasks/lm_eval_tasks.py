@@ -516,9 +516,8 @@ def harness_questions(
                 splits["valid"] = task.validation_docs()
         except (OSError, ValueError, RuntimeError, KeyError, DatasetsError) as error:
             rule = f"the data of lm-eval's task {name} must be at hand, with all its splits"
-            raise CorpusError(
-                rule, f"{type(error).__name__}: {error}", "Name a folder for the hub."
-            ) from error
+            value, remedy = f"{type(error).__name__}: {error}", "Name a folder for the hub."
+            raise CorpusError(rule, value, remedy) from error
     chosen = task.OUTPUT_TYPE == "multiple_choice"
     rule, value = "a task to adapt to must be multiple choice", f"{name} is {task.OUTPUT_TYPE}"
     require(chosen, ConfigError, rule, value, "Name a task of questions with choices.")
@@ -535,12 +534,9 @@ def _questions(task: Task, docs: Iterable[dict[str, Any]]) -> list[Question]:
         gold = task.doc_to_target(doc)
         if isinstance(gold, str) and gold in choices:
             gold = choices.index(gold)
-        if not isinstance(text, str) or not isinstance(gold, int):
-            which = f"question {number} of lm-eval's {task.task_name}"
-            raise CorpusError(
-                f"{which} must have a text and one answer",
-                {"text": text, "answer": gold},
-                "Name a task of questions with choices.",
-            )
+        fits = isinstance(text, str) and isinstance(gold, int)
+        rule = f"question {number} of lm-eval's {task.task_name} must have a text and one answer"
+        remedy = "Name a task of questions with choices."
+        require(fits, CorpusError, rule, {"text": text, "answer": gold}, remedy)
         questions.append(Question(text, tuple(choices), gold, str(doc.get("id", ""))))
     return questions
