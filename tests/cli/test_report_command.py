@@ -58,8 +58,12 @@ def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
         {**body, "messages": [*body["messages"], message("assistant", "w6")], "output": "w9"},
         {"body": body, **answer},
         {**body, "instructions": "w1", "response": answer},
+        {name: json.dumps(body[name]) for name in ("messages", "tools")} | {"response": answer},
+        {"conversations": [{"from": "system", "value": "w1"}, *body["messages"][1:]]}
+        | {"tools": [json.dumps(body["tools"][0])], "response": answer},
     ]
     (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "one.json").write_text(json.dumps(rows[0], indent=2))
     (tmp_path / "array.JSON.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
     left = Left()
     found = list(read_requests((str(tmp_path),), None, left))
@@ -72,7 +76,7 @@ def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
         Piece("tool", "json", '{"w4": 5}'),
     )
     reply = (Piece("assistant", "prose", "w6"),)
-    assert [(one.prompt, one.reply) for one in found] == [(prompt, reply)] * 2 * len(rows)
+    assert [(one.prompt, one.reply) for one in found] == [(prompt, reply)] * (2 * len(rows) + 1)
     assert len({one.conversation for one in found}) == 1
     assert not left.reasons
 
@@ -84,6 +88,10 @@ LONE = {
     "choices": ({"text": "w1", "choices": ["a", "b"]}, "text", "w1"),
     "in a string": ({"request": '{"model": "m", "prompt": "w1"}'}, "text", "w1"),
     "chat": ({"model": "m", "input": "w1", "output": [message("assistant", "w2")]}, "user", "w1"),
+    "turns": (
+        {"conversations": [{"from": "human", "value": "w1"}, {"from": "gpt", "value": "w2"}]},
+        *("user", "w1"),
+    ),
     "embedding": (
         {"model": "m", "input": "w1", "output": [0.5]},
         *("tool", '{"model": "m", "input": "w1", "output": [0.5]}'),
@@ -196,7 +204,7 @@ ERRORS = {
     "shape": (("--shape", "./nothing"), ".", "got ./nothing. Name one of them, or a model's dir"),
     "close shape": (("--shape", "llama-3-8b"), ".", "Did you mean 'llama-3.1-8b'?"),
     "memory": (("--gpu-gib", "4"), ".", "must fit a GPU"),
-    "array": ((), "broken.json", "must be one whole JSON array"),
+    "array": ((), "broken.json", "must be one whole JSON value"),
     "nothing": ((), "empty.jsonl", "at least one request; got 1 x file without rows"),
 }
 

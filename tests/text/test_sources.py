@@ -13,6 +13,7 @@ import logging
 import lzma
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,12 +29,12 @@ from hypothesis import strategies as st
 from support.s3 import arrow_address, s3_files, s3_server
 from umim_core.errors import ConfigError, CorpusError, UmimError
 from umim_core.text.documents import BadRows
+from umim_core.text.reading import Reading
 from umim_core.text.sources import (
     DocumentSource,
     HubDataset,
     JsonLines,
     ParquetFiles,
-    Reading,
     Source,
     TextFiles,
     TokenIds,
@@ -102,7 +103,7 @@ def test_arrays_and_tables_are_known_by_their_endings() -> None:
     with open("a.NPY", "wb") as stream:
         np.save(stream, np.array([1], np.uint16))
     assert source_of(("a.NPY",)).kind == "ids"
-    for name in ("owner/name", "wikitext", "owner/name-v1.5"):
+    for name in ("owner/name", "owner/name-v1.5"):
         assert source_of((name,)) == HubDataset(name=name)
 
 
@@ -225,7 +226,7 @@ REFUSED: list[tuple[str, str, str]] = [  # files, names, what is said
     ),
     *(
         ("data/x", name, "a corpus file must exist")
-        for name in ("a.csv", "a.txt", "data/a", "data/a.csv", "a.json", "./a")
+        for name in ("a.csv", "a.txt", "data/a", "data/a.csv", "a.json", "./a", "wikitext", "-")
     ),
     ("e/x", "d", "a folder or pattern must give .*; got d, with nothing"),
     ("d/a.png d/.b.txt", "d", r"got d, with 1 hidden, 1 \.png\. Name files that end in"),
@@ -281,12 +282,11 @@ def test_an_option_without_effect_is_refused(name: str, options: str) -> None:
 
 
 def test_options_reach_the_sources_that_take_them() -> None:
+    write("a.jsonl"), write("b.txt")
     assert sources_of([("a.jsonl",), ("b.txt",)], Reading(field="body", max_bad=2)) == [
         JsonLines(paths=("a.jsonl",), field="body", max_bad=2),
         TextFiles(paths=("b.txt",)),
     ]
-    found = source_of(("o/n",), Reading(default_split="test"))
-    assert found == HubDataset(name="o/n", split="test")
     options = {"field": "f", "split": "s", "config": "c", "max_bad": 1}
     whole = source_of(("a.txt",), Reading(kind="dataset", **options))
     assert whole == HubDataset(name="a.txt", **options)
@@ -347,6 +347,8 @@ def test_json_lines_and_arrays_give_the_field_in_order(packer: str, ascii_only: 
         data = json.dumps(ITEMS, indent=indent, ensure_ascii=ascii_only).encode()
         packed = PACKERS[packer](b"\xef\xbb\xbf\r\n " + data + b"\n")
         assert texts(write(f"a.json{packer}", packed)) == [item["text"] for item in ITEMS]
+    alone = json.dumps(ITEMS[0], indent=2, ensure_ascii=ascii_only).encode()
+    assert texts(write(f"b.json{packer}", PACKERS[packer](alone))) == [ITEMS[0]["text"]]
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
@@ -403,7 +405,7 @@ def test_a_torn_packed_file_is_an_error_even_where_bad_rows_are_allowed(
         texts(f"a.{kind}{packer}", max_bad=None if kind == "txt" else 10)
 
 
-NO_ARRAY = "must be one whole JSON array"
+NO_ARRAY = "must be one whole JSON value"
 
 
 @pytest.mark.parametrize(
@@ -420,7 +422,8 @@ NO_ARRAY = "must be one whole JSON array"
         (b'[{"text": "a\x00"}]', "text must not hold NUL; got NUL at byte 12"),
         (b"[]", "at least one non-empty document"),
         (b'{"data": [{"text": "a"}]}', r"fields \['data'\]\. Write .* jq -c '\.\[\"data\"\]\[\]'"),
-        (b'{\n  "data": [\n{"text": "a"}]}', r"a\.json:1: a line must be JSON .*jq -c"),
+        (b'{\n  "data": [\n{"text": "a"}]}', r"item 1: .* fields \['data'\]\. Write .* jq -c"),
+        (b'{\n  "text": "a"\n}\n{\n}', f"{NO_ARRAY}; got Extra data"),
         (b"[{\0".replace(b"[", b"\xff\xfe[\0"), r"rows must be UTF-8; .* looks like UTF-16"),
     ],
 )
@@ -501,12 +504,20 @@ def test_a_field_with_dots_lies_inside_a_column(monkeypatch: pytest.MonkeyPatch)
         read(HubDataset(name="programs", field="three.code"))
 
 
-def test_offline_an_unknown_data_set_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_data_set_out_of_reach_says_what_to_do_at_once(
+    monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
     import datasets
 
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    began = time.monotonic()
     with pytest.raises(CorpusError, match=r"'no/such' must be loadable.*offline, name a local"):
         read(HubDataset(name="no/such"))
+    assert time.monotonic() - began < 10  # asked again and again, the hub took half a minute
+    assert datasets.config.HF_HUB_OFFLINE is offline
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -20,6 +20,7 @@ MESSAGES = "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
 CALLS = "{% for c in m.tool_calls or [] %}[{{ c.function | tojson }}]{% endfor %}"
 END = "</s>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 TOOLED = "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}" + MESSAGES + CALLS + END
+OF_PARTS = "{% for p in m.content or [] %}{{ p.text }}{% endfor %}"
 PLAIN = MESSAGES + END
 TOOL = {"name": "find", "parameters": {"properties": {"x": {"type": "string"}}}}
 ASK: dict[str, Any] = {"role": "user", "content": "Find the array."}
@@ -69,11 +70,12 @@ REPLIES = {
 
 @pytest.mark.parametrize("name", REPLIES)
 @pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("content", ["{{ m.content or '' }}", OF_PARTS])
 def test_a_request_is_read_as_the_template_writes_it(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, name: str, inside: bool
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, name: str, inside: bool, content: str
 ) -> None:
     """The reply stands in the response, or is the last message."""
-    tokenizer.chat_template = TOOLED
+    tokenizer.chat_template = TOOLED.replace("{{ m.content or '' }}", content)
     answer, said = REPLIES[name]
     body: dict[str, Any] = {"messages": [ASK], "tools": [TOOL]}
     if inside:

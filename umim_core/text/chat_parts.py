@@ -31,7 +31,7 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -82,12 +82,20 @@ class WrittenChat:
         places: Where contents stand that may merge, in order (characters, end excluded).
         end: Where the content of the last message ends; None where that is not known.
         unmerged: Why contents of these roles stay raw; "" where all may merge.
+        chat: The form in which the template read it.
     """
 
     text: str
     places: list[Place]
     end: int | None
     unmerged: str
+    chat: Chat = field(compare=False, repr=False)
+
+    def followed_by(self, reply: Mapping[str, Any]) -> Chat:
+        """Return the chat with a reply behind it, of the same form."""
+        in_parts = any(isinstance(message.get("content"), list) for message in self.chat)
+        content = (_in_parts if in_parts else _joined)(reply["content"])
+        return [*self.chat, {**reply, "content": content}]
 
 
 def write_chat(
@@ -217,7 +225,7 @@ class _Marks:
     ) -> None:
         # No text of the chat holds it, and no filter changes it: digits are their own upper case.
         spoken, self._key = as_json([chat, tools]), "7310"
-        self._tools, self._roles = tools or (), frozenset[str](roles)
+        self._chat, self._tools, self._roles = chat, tools or (), frozenset[str](roles)
         while self._key in spoken:
             self._key += "7"
         self.tools = tools
@@ -340,7 +348,7 @@ class _Marks:
             unmerged = _REWRITTEN
         if unmerged:
             log_unmerged(unmerged)
-        return WrittenChat(text, places, end, unmerged)
+        return WrittenChat(text, places, end, unmerged, self._chat)
 
 
 def _moves(source: str, target: str) -> Callable[[int, int], int | None]:

@@ -16,6 +16,7 @@ import io
 import json
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,7 @@ UNPACK: Final[dict[str, Callable[[Any], Any]]] = {
     ".bz2": bz2.open,
 }
 _READ_AHEAD: Final = 1 << 22  # bytes of one request to a remote file
+_HUB_SECONDS: Final = 10.0
 
 
 @dataclass
@@ -233,14 +235,17 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def json_rows(file: CorpusFile) -> PlacedRows:
-    """Yield the lines of JSON Lines, or the items of an array, that are no empty lines."""
+    """Yield the lines of JSON Lines that are not empty, or the items of an array.
+
+    A file whose first line is a lone ``{`` is one row, printed over several lines.
+    """
     shown = str(file)  # once: it takes as long as reading a row
     with file.open_unpacked() as stream:
         head = stream.peek(_CHUNK_BYTES)
         if magic := next(filter(head.startswith, _HEADS), None):  # all else may be secret
             raise CorpusError(f"{shown}: rows must be UTF-8", magic, _utf8_remedy(head))
-        if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-            for number, row in enumerate(_array(file, stream), 1):
+        if re.match(rb"\s*(\[|\{\s*\n)", head.removeprefix(codecs.BOM_UTF8)):
+            for number, row in enumerate(_whole(file, stream), 1):
                 yield f"{shown}: item {number}", row
             return
         for number in count(1):
@@ -263,15 +268,11 @@ def _json_value(line: bytes) -> object:
     except UnicodeDecodeError as error:
         return _bad("a line must be UTF-8", f"{error.reason} at byte {error.start}")
     except (ValueError, RecursionError) as error:
-        several = line.strip() == b"{"  # the first line of a value that is printed over several
-        return _bad(
-            f"a line must be JSON ({error})",
-            line[:200].strip().decode(errors="replace"),
-            "Write each row on one line: jq -c . FILE." if several else _CORRECT_ROW,
-        )
+        found = line[:200].strip().decode(errors="replace")
+        return _bad(f"a line must be JSON ({error})", found)
 
 
-def _array(file: CorpusFile, stream: BinaryIO) -> list[object]:
+def _whole(file: CorpusFile, stream: BinaryIO) -> list[object]:
     texts: list[str] = []
     size = 0
     for text in decoded(file, stream):
@@ -281,13 +282,12 @@ def _array(file: CorpusFile, stream: BinaryIO) -> list[object]:
         remedy = "Write its rows on lines: jq -c '.[]' FILE."
         require(size <= _MAX_ROW, CorpusError, rule, "more", remedy)
     try:
-        return cast("list[object]", json.loads("".join(texts)))
+        value = json.loads("".join(texts))
     except (ValueError, RecursionError) as error:
-        raise CorpusError(
-            f"{file}: a file that begins with [ must be one whole JSON array",
-            str(error),
-            "Correct the file, or write one object per line.",
-        ) from error
+        rule = f"{file}: a file that begins with [, or with a line {{, must be one whole JSON value"
+        remedy = "Correct the file, or write each row on one line: jq -c . FILE."
+        raise CorpusError(rule, str(error), remedy) from error
+    return value if isinstance(value, list) else [value]
 
 
 def field_of(row: object, name: str) -> object:
@@ -340,7 +340,12 @@ def dataset_rows(
     require(is_there, CorpusError, "a data set's folder must exist", name, "Check the path.")
     import datasets  # takes a second to import: only for those who need it
 
-    place = f"data set {name!r}"
+    place, silence, offline = f"data set {name!r}", None, datasets.config.HF_HUB_OFFLINE
+    try:
+        if not (offline or os.path.isdir(name)):
+            hub_commit(name, revision)
+    except CorpusError as error:  # the library would ask five times more; it may have a copy
+        silence, datasets.config.HF_HUB_OFFLINE = error.__cause__, True
     try:
         table: Any = datasets.load_dataset(name, config, split=split, revision=revision)
     # OSError: no network, offline mode, unknown id, missing file; ValueError: unknown configuration
@@ -349,10 +354,12 @@ def dataset_rows(
         pinned = "" if revision is None else f", revision {revision!r}"
         raise CorpusError(
             f"{place} must be loadable (config {config!r}, split {split!r}{pinned})",
-            f"{type(error).__name__}: {error}",
+            f"{type(silence or error).__name__}: {silence or error}",
             beside(name)
             or "Check the names; offline, name a local folder or download the data set beforehand.",
         ) from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
     inner: list[str] = []
     if column not in table.column_names:  # a column's own name may hold dots
         column, *inner = column.split(".")
@@ -360,6 +367,21 @@ def dataset_rows(
     for row, values in enumerate(table.select_columns([column])):
         for value in _inside(values[column], inner) if inner else (values[column],):
             yield f"{place}: row {row}", value
+
+
+def hub_commit(name: str, revision: str | None) -> str:
+    """Return the commit of a data set of the hub, which has some seconds to answer."""
+    from huggingface_hub import HfApi  # takes half a second to import
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # no answer, too
+
+    try:
+        return str(HfApi().dataset_info(name, revision=revision, timeout=_HUB_SECONDS).sha)
+    except (OSError, HTTPError) as error:
+        # A tag or a branch may move: a key made of its name would fit other data later.
+        pinned = "" if revision is None else f" at revision {revision}"
+        rule = "a data set must be reachable, or pinned by a commit of 40 hex digits"
+        remedy = "Name the commit as its revision, or a local folder."
+        raise CorpusError(rule, f"{name}{pinned}", remedy) from error
 
 
 def _inside(value: object, path: Sequence[str]) -> Iterator[object]:

@@ -22,7 +22,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -46,13 +45,14 @@ from umim_core.text.documents import (
     document_of,
     endings_of,
     field_of,
+    hub_commit,
     json_rows,
     parquet_rows,
     usable,
 )
+from umim_core.text.reading import Reading, SourceKind
 from umim_core.text.token_ids import Ids, check_range
 
-SourceKind = Literal["text", "jsonl", "parquet", "dataset", "ids"]
 Names = list[str] | tuple[str, ...]  # not Sequence: a text is one, of its characters
 _ENDINGS: Final[dict[SourceKind, tuple[str, ...]]] = {
     "text": (".txt", ".text", ".md", ".markdown", ".rst"),
@@ -64,7 +64,7 @@ _KNOWN: Final = ", ".join(ending for endings in _ENDINGS.values() for ending in 
 _SHOWN: Final = 12  # reasons at most in one line
 _CHUNK_IDS: Final = 1 << 20
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_HUB_ID: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_HUB_ID: Final = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 # Names
@@ -226,7 +226,8 @@ def _remote(name: str) -> list[str]:
 
 
 def _missing(shown: str) -> CorpusError:
-    return CorpusError("a corpus file must exist", shown, "Check the path.")
+    remedy = "Check the path; a data set of the hub is named OWNER/NAME."
+    return CorpusError("a corpus file must exist", shown, remedy)
 
 
 def _no_file(shown: str, left_out: str = "") -> CorpusError:
@@ -343,17 +344,7 @@ class HubDataset(_SourceModel):
             return [directory_digest(self.folder)]
         if self.revision is not None and _COMMIT.fullmatch(self.revision):
             return [self.revision]
-        from huggingface_hub import HfApi  # takes half a second to import
-        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # no answer, too
-
-        try:
-            return [str(HfApi().dataset_info(self.name, revision=self.revision).sha)]
-        except (OSError, HTTPError) as error:
-            # A tag or a branch may move: a key made of its name would fit other data later.
-            pinned = "" if self.revision is None else f" at revision {self.revision}"
-            rule = "a data set must be reachable, or pinned by a commit of 40 hex digits"
-            remedy = "Name the commit as its revision, or a local folder."
-            raise CorpusError(rule, f"{self.name}{pinned}", remedy) from error
+        return [hub_commit(self.name, self.revision)]
 
 
 class TokenIds(_SourceModel):
@@ -431,34 +422,6 @@ def not_empty(source: DocumentSource, pieces: Iterable[TextPiece]) -> Iterator[T
 # Names and options of a command
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How the names of a corpus are read; what is None is not given.
-
-    Attributes:
-        default_split: Split of a data set where none is given.
-    """
-
-    kind: SourceKind | None = None
-    field: str | None = None
-    split: str | None = None
-    config: str | None = None
-    max_bad: int | None = None
-    default_split: str = "train"
-
-    @property
-    def given(self) -> dict[str, object]:
-        """The options of rows and data sets that are given, by name."""
-        values = {name: getattr(self, name) for name in ("field", "split", "config", "max_bad")}
-        return {name: value for name, value in values.items() if value is not None}
-
-    @property
-    def flags(self) -> dict[str, object]:
-        """All that are given, as options of a command."""
-        kind = {} if self.kind is None else {"--kind": self.kind}
-        return kind | {f"--{name.replace('_', '-')}": value for name, value in self.given.items()}
-
-
 _AS_THEY_ARE: Final = Reading()
 
 
@@ -472,15 +435,15 @@ def sources_of(corpora: Sequence[Names], reading: Reading = _AS_THEY_ARE) -> lis
 
     A folder stands for the files of one kind that lie in it and below, each text file a document. A
     name like ``owner/name`` that is no file is a Hugging Face data set. An option that says nothing
-    about any of the corpora is refused.
+    about any of the corpora is refused, and a file that is not there.
     """
-    fits, given = bool(corpora) or not reading.flags, ", ".join(reading.flags)
+    fits, given = bool(corpora) or not reading.given, ", ".join(reading.flags)
     remedy = "Name its files, or leave the options out."
     require(fits, ConfigError, "options of a corpus need one", given, remedy)
     sources = [_source(names, reading) for names in corpora]
-    for name, value in reading.given.items():
+    for flag, (name, value) in zip(reading.flags, reading.given.items(), strict=True):
         users = [kind for kind, model in _MODELS.items() if name in model.model_fields]
-        rule = f"--{name.replace('_', '-')} is of corpora of the kinds {', '.join(users)}"
+        rule = f"{flag} is of corpora of the kinds {', '.join(users)}"
         found = f"{value} for {', '.join(source.kind for source in sources)}"
         remedy = "Leave it out: it would have no effect."
         require(any(source.kind in users for source in sources), ConfigError, rule, found, remedy)
@@ -499,7 +462,8 @@ def _source(names: Names, reading: Reading) -> Source:
         remedy = "Name files of one kind; of a folder, --kind text (or another) takes only those."
         require(len(kinds) == 1, CorpusError, rule, found, remedy)
         (kind,) = kinds
-    fields = {n: value for n, value in reading.given.items() if n in _MODELS[kind].model_fields}
+    known = _MODELS[kind].model_fields
+    fields: dict[str, object] = {n: value for n, value in reading.given.items() if n in known}
     if kind in ("ids", "dataset"):
         rule = f"a corpus of kind {kind} must be one name"
         remedy = "Check the paths: a name that is no file is taken for a data set."
@@ -507,18 +471,16 @@ def _source(names: Names, reading: Reading) -> Source:
         fields["name" if kind == "dataset" else "path"] = places[0]
     else:
         fields["paths"] = places
-    if kind == "dataset":
-        fields.setdefault("split", reading.default_split)
     with described("a corpus must be given as it can be read", "Correct it.", ConfigError):
         return _MODELS[kind].model_validate(fields)
 
 
 def _places(name: str, kind: SourceKind | None) -> list[str]:
-    """Return the files of a folder or of a local pattern; any other name as it is."""
-    local = not is_address(name) and not os.path.isfile(name)
-    if local and (os.path.lexists(name) or glob.has_magic(name)):
-        return [file.location for file in expand([name], kind)]
-    return [name]
+    """Return the files of a folder or a local pattern; a file, or a data set, as it is named."""
+    maybe_dataset = kind is None and kind_of(name) is None and not glob.has_magic(name)
+    if is_address(name) or os.path.isfile(name) or (maybe_dataset and not os.path.lexists(name)):
+        return [name]
+    return [file.location for file in expand([name], kind)]
 
 
 def _kind(name: str) -> SourceKind:
@@ -531,8 +493,7 @@ def _kind(name: str) -> SourceKind:
         )
         remedy = "Unpack it, or say what it holds: --kind text, or jsonl, parquet, ids."
         raise CorpusError(rule, str(CorpusFile(name)), remedy)
-    parent, _, last = name.rpartition("/")
-    # A file that is missing is no data set: hub ids have an owner, and no folder here.
-    if not _HUB_ID.fullmatch(name) or not (parent or "." not in last) or os.path.isdir(parent):
+    # A file that is missing is no data set: these have an owner on the hub, and no folder here.
+    if not _HUB_ID.fullmatch(name) or os.path.isdir(name.partition("/")[0]):
         raise _missing(name)
     return "dataset"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from umim_core.errors import GenerationError
 from umim_core.rules.matcher import Parts
-from umim_core.text.chat_parts import encode_parts, write_chat
+from umim_core.text.chat_parts import WrittenChat, encode_parts, write_chat
 from umim_core.text.roles import MESSAGE_ROLES, Role
 from umim_core.text.template_process import render_chat
 from umim_core.text.token_ids import encode
@@ -56,7 +56,7 @@ def prompt_rows(
                 read = ids, parts, ids[:0]
         else:
             try:
-                read = _either(request.messages, request, tokenizer, roles, left, most)
+                read = _written(request.messages, request, tokenizer, roles, left, most)
             except GenerationError:
                 left.add("chat that the model's template cannot write", request.place)
                 continue
@@ -76,7 +76,7 @@ def _fits(text: str, tokenizer: PreTrainedTokenizerBase, most: int | None) -> bo
     return all(size <= most for size in sizes)
 
 
-def _either(
+def _written(
     messages: list[Message],
     request: Request,
     tokenizer: PreTrainedTokenizerBase,
@@ -84,43 +84,29 @@ def _either(
     left: Left,
     most: int | None,
 ) -> _Written | None:
-    """Write a chat as it is, with common names of its roles, or with its tools as texts.
+    """Write a chat, with its tools as texts where a template refuses or drops them."""
 
-    A template that knows no developer or no tools refuses these, or drops them.
-    """
+    def encoded(
+        messages: list[Message], answer: Message | None, tools: list[Message] | None
+    ) -> _Written | None:
+        written = write_chat(messages, tokenizer, tools, roles)
+        said = "" if answer is None else _reply(written, answer, tools, tokenizer)
+        if not all(_fits(text, tokenizer, most) for text in (written.text, said)):
+            return None
+        ids, parts = encode_parts(tokenizer, written.text, written.places)
+        return ids, parts, np.array(encode(tokenizer, said), dtype=np.int64)
+
     answer = request.answer
-    named = [{**message, "role": MESSAGE_ROLES[message["role"]]} for message in messages]
-    plain = _without_tools(named, request.tools), answer and _without_tools([answer], None)[0]
-    forms = [(messages, answer, request.tools), (named, answer, request.tools), (*plain, None)]
-    refused: list[GenerationError] = []
-    for number, form in enumerate(forms):
-        if form in forms[:number]:
-            continue
-        try:
-            written = _written(*form, tokenizer, roles, most)
-        except GenerationError as error:
-            refused.append(error)
-            continue
-        if number == len(forms) - 1:
-            left.add(_NO_TOOLS, request.place)
-        return written
-    raise refused[0]
-
-
-def _written(
-    messages: list[Message],
-    answer: Message | None,
-    tools: list[Message] | None,
-    tokenizer: PreTrainedTokenizerBase,
-    roles: Sequence[Role],
-    most: int | None,
-) -> _Written | None:
-    written = write_chat(messages, tokenizer, tools, roles)
-    said = "" if answer is None else _reply(messages, answer, tools, tokenizer, written.text)
-    if not all(_fits(text, tokenizer, most) for text in (written.text, said)):
-        return None
-    ids, parts = encode_parts(tokenizer, written.text, written.places)
-    return ids, parts, np.array(encode(tokenizer, said), dtype=np.int64)
+    try:
+        return encoded(messages, answer, request.tools)
+    except GenerationError:
+        plain = _without_tools(messages, request.tools)
+        replied = None if answer is None else _without_tools([answer], None)[0]
+        if (plain, replied) == (messages, answer):
+            raise
+        row = encoded(plain, replied, None)
+    left.add(_NO_TOOLS, request.place)
+    return row
 
 
 def _without_tools(messages: list[Message], tools: list[Message] | None) -> list[Message]:
@@ -132,31 +118,32 @@ def _without_tools(messages: list[Message], tools: list[Message] | None) -> list
         plain.append({**kept, "content": "\n".join(filter(None, [message["content"], *calls]))})
     if tools:
         schemas = "\n".join(filter(None, map(dumped, tools)))
-        begin = plain.pop(0)["content"] + "\n" if plain[0]["role"] == "system" else ""
+        is_system = MESSAGE_ROLES[plain[0]["role"]] == "system"
+        begin = plain.pop(0)["content"] + "\n" if is_system else ""
         plain.insert(0, {"role": "system", "content": begin + schemas})
     return plain
 
 
 def _reply(
-    messages: list[Message],
+    written: WrittenChat,
     answer: Message,
     tools: list[Message] | None,
     tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
 ) -> str:
     """Return a reply as the template writes it, without what it writes behind every reply."""
-    whole = render_chat([*messages, answer], tokenizer, tools)
+
+    def behind(reply: Message) -> str:
+        return render_chat(written.followed_by(reply), tokenizer, tools)
+
+    whole = behind(answer)
     if answer.get("tool_calls"):
         fewer = {name: x for name, x in answer.items() if name != "tool_calls"}
-        if render_chat([*messages, fewer], tokenizer, tools) == whole:
+        if behind(fewer) == whole:
             raise GenerationError("a template must write a reply's calls", "the same without them")
-    ends = [
-        render_chat([*messages, {"role": "assistant", "content": text}], tokenizer, tools)
-        for text in ("0", "1")
-    ]
+    ends = [behind({"role": "assistant", "content": text}) for text in ("0", "1")]
     pairs = zip(*(reversed(end) for end in ends), strict=False)
     same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    behind = ends[0][len(ends[0]) - same :]
-    if not (whole.startswith(prompt) and whole.endswith(behind)):
+    end = ends[0][len(ends[0]) - same :]
+    if not (whole.startswith(written.text) and whole.endswith(end)):
         raise GenerationError("a template must write replies behind prompts", "another order")
-    return whole[len(prompt) : len(whole) - len(behind)]
+    return whole[len(written.text) : len(whole) - len(end)]

@@ -6,6 +6,7 @@ text; what is wrapped may be JSON in a string::
     {"messages": [{"role": "system", "content": "..."}, ...], "tools": [...]}
     {"request" or "body": {"messages": ...}, "response": {"choices": [{"message": ...}]}}
     {"instructions": "...", "input": [{"role": "user", ...}, ...], "response": {"output": [...]}}
+    {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}], "tools": ...}
 
 A row without messages is one text: its field ``text``, a tool's schema, or the row itself, as a
 tool would return it. A text file is one text. The pieces of a request stand in the order in which
@@ -16,8 +17,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -28,9 +31,10 @@ from umim_core.errors import CorpusError, require
 from umim_core.rules.matcher import Parts
 from umim_core.text.chat_parts import encode_parts, is_json, places_of
 from umim_core.text.documents import CorpusFile, decoded, json_rows
+from umim_core.text.reading import SourceKind
 from umim_core.text.roles import MESSAGE_ROLES
 from umim_core.text.roles import Role as MergedRole
-from umim_core.text.sources import SourceKind, expand, kind_of
+from umim_core.text.sources import expand, kind_of
 from umim_core.text.token_ids import encode
 from umim_core.text.tokens import PIECE_CHARS
 
@@ -40,12 +44,17 @@ if TYPE_CHECKING:
 Role = MergedRole | Literal["assistant", "text"]
 Content = Literal["json", "code", "prose"]
 Message = dict[str, Any]
+Note = Callable[[str], None]  # tells what is left out of a row
 _CODE: Final = frozenset(
     {".c", ".cc", ".cpp", ".cs", ".css", ".go", ".h", ".html", ".java", ".js", ".kt", ".php"}
     | {".py", ".rb", ".rs", ".scala", ".sh", ".sql", ".swift", ".toml", ".ts", ".xml", ".yaml"}
 )
 _WRAPPED: Final = ("request", "body")  # fields of a log that hold a request
 _SYSTEM: Final = ("system", "instructions")  # fields that hold a system prompt beside messages
+_SPEAKERS: Final = {  # of ShareGPT's turns, besides names of roles
+    **{"human": "user", "gpt": "assistant", "function_call": "assistant"},
+    **{"observation": "tool", "function_response": "tool"},
+}
 _OF_ITEMS: Final = {"role", "call_id"}  # fields that tell items of a request from other data
 _ANSWERS: Final = ("choices", "output")  # fields of a response, in chats and in the newer form
 
@@ -137,41 +146,41 @@ def _text_file(file: CorpusFile, left: Left) -> Iterator[Request]:
 
 
 def _request(row: object, place: str, left: Left) -> Request | None:
+    note = partial(left.add, place=place)
     if not isinstance(row, dict):
-        left.add("row that is no JSON object", place)
+        note("row that is no JSON object")
         return None
     bodies = [row, *filter(None, (_object(row.get(name)) for name in _WRAPPED))]
     answered = any(_response(row))
-    chats = (_chat(body, answered, place, left) for body in bodies)
+    chats = (_chat(body, answered, note) for body in bodies)
     body = next(filter(None, chats), None)
     if body is None:
         text, role = _lone_text(bodies)
         if role == "text":
-            _answers(row, place, left)
-        pieces = _pieces(role, text, place, left)
+            _answers(row, note)
+        pieces = _pieces(role, text, note)
         return Request(place, place, tuple(pieces)) if pieces else None
     prompt: list[Piece] = []
     tools: list[Message] = []
-    for tool in (x for name in ("tools", "functions") for x in _listed(body, name, place, left)):
-        pieces = _pieces("tools", dumped(tool), place, left) if isinstance(tool, dict) else []
-        if pieces:
+    for one in (x for name in ("tools", "functions") for x in _listed(body, name, note)):
+        if (tool := _object(one)) is None:
+            note("tool that is no JSON object")
+        elif pieces := _pieces("tools", dumped(tool), note):
             prompt += pieces
             tools.append(tool)
-        elif not isinstance(tool, dict):
-            left.add("tool that is no JSON object", place)
     begin = [{"role": "system", "content": body[name]} for name in _SYSTEM if body.get(name)]
-    chat = _messages(_listed(body, "messages", place, left), place, left)
+    chat = _messages(_listed(body, "messages", note), note)
     systems = (one["content"] for one, _ in chat if MESSAGE_ROLES[one["role"]] == "system")
     known = next(systems, None)
-    chat = [one for one in _messages(begin, place, left) if one[0]["content"] != known] + chat
-    answers = _messages(_answers(row, place, left), place, left)
+    chat = [one for one in _messages(begin, note) if one[0]["content"] != known] + chat
+    answers = _messages(_answers(row, note), note)
     if not answers and chat and chat[-1][0]["role"] == "assistant":
         answers.append(chat.pop())
     for _ in answers[1:]:
-        left.add("reply beside the first one", place)
+        note("reply beside the first one")
     prompt += [piece for _, pieces in chat for piece in pieces]
     if not any(pieces for _, pieces in chat):
-        left.add("request without text", place)
+        note("request without text")
         return None
     answer, reply = answers[0] if answers else (None, [])
     opening = "".join(piece.text for piece in prompt if piece.role in ("system", "tools"))
@@ -183,23 +192,33 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     )
 
 
-def _chat(body: Message, answered: bool, place: str, left: Left) -> Message | None:
+def _chat(body: Message, answered: bool, note: Note) -> Message | None:
     """Return a request in the form of chats, of the newer interface, too; None of another row.
 
     A lone text with a model may be a request for embeddings, too: these have no such answer.
     """
     if body.get("messages") is not None:
         return body
+    turns = _listed(body, "conversations", note)
+    if turns:
+        return {**body, "messages": [_turn(x) if isinstance(x, dict) else x for x in turns]}
     items = body.get("input")
     if isinstance(items, str) and "model" in body and (answered or body.get("instructions")):
         items = [{"role": "user", "content": items}]
     listed = items if isinstance(items, list) else []
     if not any(isinstance(item, dict) and item.keys() & _OF_ITEMS for item in listed):
         return None
-    return {**body, "messages": _of_items(listed, place, left)}
+    return {**body, "messages": _of_items(listed, note)}
 
 
-def _of_items(items: list[Any], place: str, left: Left) -> list[Message]:
+def _turn(turn: Message) -> Message:
+    """Return a turn as ShareGPT has it as a message."""
+    speaker = str(turn.get("from"))
+    read = {"role": _SPEAKERS.get(speaker, speaker), "content": turn.get("value"), **turn}
+    return {name: value for name, value in read.items() if name not in ("from", "value")}
+
+
+def _of_items(items: list[Any], note: Note) -> list[Message]:
     """Return items of the newer interface as messages; calls belong to the reply before them."""
     messages: list[Message] = []
     for item in items:
@@ -210,12 +229,12 @@ def _of_items(items: list[Any], place: str, left: Left) -> list[Message]:
             function = {name: item[name] for name in ("name", "arguments") if name in item}
             if not messages or messages[-1].get("role") != "assistant":
                 messages.append({"role": "assistant", "content": None})
-            calls = _listed(messages[-1], "tool_calls", place, left)
+            calls = _listed(messages[-1], "tool_calls", note)
             messages[-1] = {**messages[-1], "tool_calls": [*calls, {"function": function}]}
         elif kind == "function_call_output":
             messages.append({"role": "tool", "content": item.get("output")})
         else:
-            left.add("item that is no message, call or result", place)
+            note("item that is no message, call or result")
     return messages
 
 
@@ -231,14 +250,17 @@ def _lone_text(bodies: Sequence[Mapping[str, Any]]) -> tuple[object, Role]:
     return dumped(row), "tools" if is_schema else "tool"
 
 
-def _listed(body: Mapping[str, Any], name: str, place: str, left: Left) -> list[Any]:
-    """Return a field that holds a list, or one object; what else it holds is left out."""
-    value = body.get(name)
+def _listed(body: Mapping[str, Any], name: str, note: Note) -> list[Any]:
+    """Return a field that holds a list, or one object, perhaps as JSON in a string.
+
+    What else it holds is left out.
+    """
+    value = _parsed(body.get(name))
     if isinstance(value, list) or value is None:
         return value or []
     if isinstance(value, dict):
         return [value]
-    left.add(f"row whose {name} are no list", place)
+    note(f"row whose {name} are no list")
     return []
 
 
@@ -252,47 +274,46 @@ def _response(row: Message) -> list[list[Any]]:
     return [x if any(isinstance(one, dict) for one in x) else [] for x in lists]
 
 
-def _answers(row: Message, place: str, left: Left) -> list[Message]:
+def _answers(row: Message, note: Note) -> list[Message]:
     """Return the messages that answer a request, where the log holds them as the interface does."""
     choices, items = _response(row)
     messages = [choice.get("message") for choice in choices if isinstance(choice, dict)]
     answers = [{**x, "role": "assistant"} for x in messages if isinstance(x, dict)]
-    answers += [x for x in _of_items(items, place, left) if x.get("role") == "assistant"]
+    answers += [x for x in _of_items(items, note) if x.get("role") == "assistant"]
     if not answers and (choices or items or row.get("response") is not None):
-        left.add("response without a message", place)
+        note("response without a message")
     return answers
 
 
-def _messages(
-    messages: Sequence[object], place: str, left: Left
-) -> list[tuple[Message, list[Piece]]]:
-    return [read for one in messages if (read := _message(one, place, left)) is not None]
+def _messages(messages: Sequence[object], note: Note) -> list[tuple[Message, list[Piece]]]:
+    return [read for one in messages if (read := _message(one, note)) is not None]
 
 
-def _message(message: object, place: str, left: Left) -> tuple[Message, list[Piece]] | None:
+def _message(message: object, note: Note) -> tuple[Message, list[Piece]] | None:
     """Return a message as templates take it, a text and calls with objects, and its pieces."""
-    role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(message, dict) or not isinstance(role, str) or role not in MESSAGE_ROLES:
-        left.add("message of an unknown role", place)
+    message = _object(message) or {}
+    role = message.get("role")
+    if not isinstance(role, str) or role not in MESSAGE_ROLES:
+        note("message of an unknown role")
         return None
     content, pieces = message.get("content"), list[Piece]()
     if content is None:
         content = message.get("refusal") or []
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
-        pieces += _pieces(MESSAGE_ROLES[role], text, place, left)
+        pieces += _pieces(MESSAGE_ROLES[role], text, note)
     read: Message = {name: x for name, x in message.items() if isinstance(x, str)}
     read.pop("tool_calls", None)
     read["content"] = "".join(piece.text for piece in pieces)
-    calls = _listed(message, "tool_calls", place, left)
+    calls = _listed(message, "tool_calls", note)
     if message.get("function_call") is not None:
         calls = [*calls, message["function_call"]]
     known: list[Message] = []
     for call in calls:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            left.add("call without a function's name", place)
-        elif written := _pieces("assistant", dumped(function), place, left):
+            note("call without a function's name")
+        elif written := _pieces("assistant", dumped(function), note):
             pieces += written
             if (arguments := _object(function.get("arguments"))) is not None:
                 function = {**function, "arguments": arguments}  # templates write it as JSON
@@ -302,11 +323,11 @@ def _message(message: object, place: str, left: Left) -> tuple[Message, list[Pie
     return read, pieces
 
 
-def _pieces(role: Role, text: object, place: str, left: Left) -> list[Piece]:
+def _pieces(role: Role, text: object, note: Note) -> list[Piece]:
     if not isinstance(text, str):
-        left.add("part that is no text", place)
+        note("part that is no text")
     elif encoding_error(text) is not None:
-        left.add("text with lone surrogates", place)
+        note("text with lone surrogates")
     elif text:
         return [Piece(role, _content_of(text), text)]
     return []
@@ -322,12 +343,16 @@ def dumped(value: object) -> str | None:
 
 def _object(value: object) -> Message | None:
     """Return an object, perhaps one that is JSON in a string; None of what is none."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
+    value = _parsed(value)
     return value if isinstance(value, dict) else None
+
+
+def _parsed(value: object) -> object:
+    """Return what JSON in a string says; any other value as it is."""
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
 
 
 def _content_of(text: str) -> Content:
