@@ -21,8 +21,8 @@ from tasks.cluster.stopping import stoppable
 from tasks.storage import store_commands
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines, telling
+from umim_core.cli.documented import command
 from umim_core.cli.serve_command import ServerOptions
-from umim_core.cli.shared_options import with_groups
 from umim_core.errors import UmimError
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 @app.command()
-@with_groups
+@command
 def serve(
     checkpoint: Annotated[
         str | None, typer.Argument(help="As of umim serve; every machine must be able to load it.")

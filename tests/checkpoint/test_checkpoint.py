@@ -44,7 +44,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, write_json, write_manifest
-from umim_core.text.sources import Reading
+from umim_core.text.reading import Reading
 
 SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 

@@ -38,7 +38,7 @@ from umim_core.errors import ConfigError
 from umim_core.mining.mine import mine_rules
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
-from umim_core.text.sources import Reading, source_of
+from umim_core.text.sources import source_of
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
 
@@ -286,7 +286,7 @@ def test_mined_rules_are_those_of_the_library(
         tau=3, segment_length=20, overlap="none", containment="keep", rule_budget=50, longest=6,
         protect=("w1$", "2"),
     )  # fmt: skip
-    source = source_of(("*.txt",), Reading())
+    source = source_of(("*.txt",))
     report = mine_rules(source, Path("own"), tokenizer=str(tokenizer_folder), options=asked)
     mined, own = RuleSet.load("out"), RuleSet.load("own")
     assert (mined.digest, mined.origin) == (own.digest, own.origin)

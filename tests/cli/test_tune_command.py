@@ -97,7 +97,7 @@ def test_what_merges_input_embeddings_can_be_exported(
         ((), 12, {}, "at least 13 conversations; got 12"),
         (("--role", "users"), 20, {}, "roles must be some of"),
         (("--role", "tools"), 20, {}, "something that may merge"),
-        (("--merge-depth", "9"), 20, {}, "merge_depth must be below"),
+        (("--merge-depth", "9"), 20, {}, "--merge-depth must be below"),
         ((), 0, {}, "logs must hold requests that the model's template writes; got 1 x "),
         ((), 20, {"num_beams": 4}, "got {'num_beams': 4}"),
     ],

@@ -157,7 +157,12 @@ def _configuration(name: str, revision: str | None, *, local_files_only: bool) -
 
 
 def trained_context(name: str, revision: str | None = None) -> int | None:
-    """Return the most tokens of an input by a backbone's configuration.
+    """Return the most tokens of an input by a backbone's configuration; None if not known."""
+    return configured_number("max_position_embeddings", name, revision)
+
+
+def configured_number(field: str, name: str, revision: str | None = None) -> int | None:
+    """Return a number of a backbone's configuration.
 
     None if there is no configuration within reach, or it names no number.
     """
@@ -167,5 +172,5 @@ def trained_context(name: str, revision: str | None = None) -> int | None:
         config = _configuration(name, revision, local_files_only=False)
     except FOREIGN_ERRORS:  # a name of a service, or a directory of a tokenizer alone
         return None
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return limit if isinstance(limit, int) else None
+    number = getattr(config.get_text_config(), field, None)
+    return number if isinstance(number, int) else None

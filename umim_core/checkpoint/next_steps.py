@@ -19,7 +19,7 @@ from umim_core.checkpoint.checkpoint_files import (
 from umim_core.embedded.assets import embedded_names
 
 if TYPE_CHECKING:
-    from umim_core.text.sources import Reading
+    from umim_core.text.reading import Reading
 
 PROMPT: Final = "Once upon a time"
 TASKS_FOLDER: Final = Path(__file__).parents[1] / "evaluation" / "tasks"  # for lm-eval's command

@@ -18,7 +18,7 @@ from umim_core.rules.ruleset import RuleSet
 
 def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int) -> MergeModule:
     """Return a module of a form with the weights that training starts from, on its device."""
-    check_depth(form.merge_depth, backbone)
+    check_depth(form.merge_depth, backbone.num_layers)
     fits, rule = not form.rule_rows or len(rules) > 0, "rule rows need at least one rule"
     require(fits, RuleSetError, rule, 0, "Lower tau, or leave rule_rows out.")
     module = MergeModule(backbone.hidden_size, form, longest=rules.longest)
@@ -32,9 +32,9 @@ def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int
     return module.to(backbone.device)
 
 
-def check_depth(depth: int, backbone: Backbone) -> None:
-    rule = f"merge_depth must be below {backbone.num_layers}, the layers of the model"
-    require(depth < backbone.num_layers, ConfigError, rule, depth, "Choose a smaller one.")
+def check_depth(depth: int, layers: int) -> None:
+    rule = f"merge_depth must be below {layers}, the layers of the model"
+    require(depth < layers, ConfigError, rule, depth, "Choose a smaller one.")
 
 
 def untrained_checkpoint(

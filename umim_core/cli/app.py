@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Annotated
 
 import typer
 
@@ -18,6 +17,7 @@ from umim_core.cli import shared_options as shared
 from umim_core.cli.bench_command import bench
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, telling
 from umim_core.cli.demo_command import demo
+from umim_core.cli.documented import AtLeast0, Checkpoint, MaybeArgument, Page, command
 from umim_core.cli.export_command import export
 from umim_core.cli.generate_command import generate
 from umim_core.cli.make_commands import import_release, init
@@ -35,13 +35,6 @@ app = typer.Typer(
     name="umim", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 
-for _command in (
-    demo, generate, report, tune, bench, mine, rules, init, prune, train, export, ppl, path,
-    task_text, serve, fetch, baselines,
-):  # fmt: skip
-    app.command()(shared.with_groups(_command))
-app.command("import")(import_release)
-
 
 def main() -> None:
     # Before torch is loaded: spinning OpenMP threads made a training step eight times slower on two
@@ -57,17 +50,19 @@ def _options(version: VersionFlag = False) -> None:
     """Shorten prompts and KV caches of a frozen language model by merging frequent token spans."""
 
 
-@app.command()
 def compress(
-    text: Annotated[str | None, typer.Argument(help="Text; '-' or nothing reads stdin.")] = None,
-    checkpoint: shared.CheckpointOption = None,
-    raw_tail: Annotated[
-        int, typer.Option(min=0, help="Last tokens that stay raw; 16, for example.")
-    ] = 0,
-    html: shared.HtmlOption = None,
+    text: MaybeArgument = None,
+    checkpoint: Checkpoint = None,
+    raw_tail: AtLeast0 = 0,
+    html: Page = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show which spans of a text are merged."""
+    """Show which spans of a text are merged.
+
+    Options:
+        text: Text; '-' or nothing reads stdin.
+        raw_tail: Last tokens that stay raw; 16, for example.
+    """
     source = shared.given_text(text)
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.model.compression import compress_text
@@ -82,3 +77,11 @@ def compress(
     names = ("units", "unit_lengths", "spans", "token_reduction")
     found = {name: getattr(compression, name) for name in names}
     emit({"tokens": len(compression.ids)} | found, [], as_json)
+
+
+for _command in (
+    demo, generate, report, tune, bench, mine, rules, init, prune, train, export, ppl, path,
+    task_text, serve, fetch, baselines, compress,
+):  # fmt: skip
+    app.command()(command(_command))
+app.command("import")(command(import_release))

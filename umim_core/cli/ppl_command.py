@@ -10,39 +10,23 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.cli.documented import AtLeast0OrNone, AtLeast1
 from umim_core.errors import ConfigError, CorpusError, require
+from umim_core.text.reading import Reading
 
 
 def ppl(
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            help="Text files, .jsonl, .parquet, .npy of token ids, a folder of them, globs, or a "
-            "data set by its hub name."
-        ),
-    ],
+    files: list[str],
     *,
     model: shared.ModelOptions,
-    segment_length: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
-    context: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Tokens before a window's first scored token, from the window before it."
-        ),
-    ] = 0,
-    max_segments: Annotated[int, typer.Option(min=1, help="Windows at most.")] = 64,
-    batch_size: Annotated[int, typer.Option(min=1, help="Windows per forward.")] = 8,
-    prompt: Annotated[
-        bool,
-        typer.Option(
-            "--prompt",
-            help="Read the first half of each window as a prompt, merged as generate merges it, "
-            "and score the second half, raw.",
-        ),
-    ] = False,
-    raw_tail: shared.RawTailOption = None,
-    read_as: shared.CorpusOptions,
-    device: shared.DeviceOption = "cpu",
+    segment_length: int = 512,
+    context_tokens: Annotated[int, typer.Option("--context", min=0)] = 0,
+    max_segments: AtLeast1 = 64,
+    batch_size: AtLeast1 = 8,
+    prompt: bool = False,
+    raw_tail: AtLeast0OrNone = None,
+    read_as: Reading,
+    device: str = "cpu",
     as_json: JsonFlag = False,
 ) -> None:
     """Measure perplexity per raw token and bits per byte of the base model and of UMIM.
@@ -50,19 +34,31 @@ def ppl(
     Windows do not cross documents, and each token is scored once. Text behind the last window is
     not read. Whole windows are merged by all rules; with --prompt only their first halves, as in
     generate.
+
+    Options:
+        files: Text files, .jsonl, .parquet, .npy of token ids, a folder of them, globs, or a data
+            set by its hub name.
+        segment_length: Tokens per window.
+        context_tokens: Tokens before a window's first scored token, from the window before it.
+        max_segments: Windows at most.
+        batch_size: Windows per forward.
+        prompt: Read the first half of each window as a prompt, merged as generate merges it, and
+            score the second half, raw.
     """
     rule, remedy = "--raw-tail is of prompts", "Add --prompt, or leave it out."
     require(raw_tail is None or prompt, ConfigError, rule, raw_tail, remedy)
+    from umim_core.text.sources import source_of
+
+    source = source_of(tuple(files), read_as)
+    if source.kind == "dataset" and read_as.split is None:
+        source = source.model_copy(update={"split": "test"})
     from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
     from umim_core.evaluation.scoring import Scorer
     from umim_core.evaluation.windows import document_windows, scored_bytes, second_halves
     from umim_core.store.artifacts import finite_or_none
-    from umim_core.text.sources import Reading, source_of
     from umim_core.text.token_ids import leading_ids
     from umim_core.text.tokens import iter_token_pieces
 
-    reading = Reading(**vars(read_as), default_split="test")
-    source = source_of(tuple(files), reading)
     umim = model.load(device)
     tokenizer = umim.backbone.require_tokenizer()
     lead = leading_ids(tokenizer)
@@ -70,9 +66,11 @@ def ppl(
     rule = f"--context must be at most {most} with --prompt: only the second half of "
     rule += f"{segment_length} tokens is scored"
     remedy = "Lower it, or use longer windows."
-    require(not prompt or context <= most, ConfigError, rule, context, remedy)
+    require(not prompt or context_tokens <= most, ConfigError, rule, context_tokens, remedy)
     pieces = iter_token_pieces(source, tokenizer)
-    windows = list(islice(document_windows(pieces, segment_length, context, lead), max_segments))
+    windows = list(
+        islice(document_windows(pieces, segment_length, context_tokens, lead), max_segments)
+    )
     rule = "perplexity needs at least two tokens of a document"
     require(bool(windows), CorpusError, rule, "one token", "Give more text.")
     documents = windows[-1].document + 1
@@ -106,7 +104,7 @@ def ppl(
         "bytes": size,
         "windows": len(windows),
         "window_tokens": segment_length,
-        "context_tokens": context,
+        "context_tokens": context_tokens,
         "documents": documents,
         **prompts,
     }
@@ -116,7 +114,7 @@ def ppl(
         f"{'base':6}{base.ppl:12.3f}{base.bits_per_byte(size):12.4f}{0:8.1%}",
         f"{'UMIM':6}{ours.ppl:12.3f}{ours.bits_per_byte(size):12.4f}{ours.token_reduction:8.1%}",
         f"ratio {math.exp(ratio):.3f}{spread}; {ours.targets:,} tokens ({size:,} bytes) in "
-        f"{len(windows)} windows of at most {segment_length} tokens, {context} of context",
+        f"{len(windows)} windows of at most {segment_length} tokens, {context_tokens} of context",
     ]
     if prompt:
         lines.append(

@@ -10,7 +10,9 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, log_lines
+from umim_core.cli.documented import AtLeast1, OfFile
 from umim_core.errors import ArtifactError, ConfigError, CorpusError, require
+from umim_core.text.reading import Reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,55 +27,21 @@ _NOTABLE: Final = 1.1  # times the token reduction of --decode-tr
 
 
 def prune(
-    checkpoint: Annotated[
-        str, typer.Argument(help="A name that umim path lists, a directory or a hub repository.")
-    ],
-    files: Annotated[list[str], typer.Argument(help="Training text, as umim mine takes it.")],
-    target_tr: Annotated[
-        float | None,
-        typer.Option(help="Token reduction that the rules that stay must meet: 0.2."),
-    ] = None,
-    every_rule: Annotated[
-        bool,
-        typer.Option("--keep-all", help="Measure only: all rules stay and carry their prices."),
-    ] = False,
-    out: shared.OutOption = None,
-    heldout: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Text that the token reduction is measured on; by default the last tenth of what "
-            "is read: files in their order, up to --limit.",
-        ),
-    ] = None,
-    damage: Annotated[
-        Path | None,
-        typer.Option(help="Damage table of this checkpoint, from an earlier call: no new pass."),
-    ] = None,
-    limit: Annotated[
-        int, typer.Option(min=1, help="Tokens of the text to read; those behind are not.")
-    ] = 200_000,
-    keep_digits: Annotated[
-        bool, typer.Option("--keep-digits", help="Let rules with digits stay.")
-    ] = False,
-    protect: shared.ProtectOption = None,
-    decode_max_damage: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            help="Let generated tokens merge by rules of at most this price alone, in nats per "
-            "saved token; prompts merge by all that stay.",
-        ),
-    ] = None,
-    decode_tr: Annotated[
-        float | None,
-        typer.Option(
-            help="The same by effect: the cheapest rules, and ties, that reach this reduction.",
-        ),
-    ] = None,
+    checkpoint: str,
+    files: list[str],
+    target_tr: float | None = None,
+    every_rule: Annotated[bool, typer.Option("--keep-all")] = False,
+    out: Path | None = None,
+    heldout: OfFile = None,
+    damage: Path | None = None,
+    limit: AtLeast1 = 200_000,
+    keep_digits: bool = False,
+    protect: list[str] | None = None,
+    decode_max_damage: Annotated[float | None, typer.Option(min=0.0)] = None,
+    decode_tr: float | None = None,
     *,
-    read_as: shared.CorpusOptions,
-    device: shared.PlaceOption = None,
+    read_as: Reading,
+    device: str | None = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Drop the rules whose merging costs most per saved token.
@@ -81,6 +49,20 @@ def prune(
     One pass over the text measures every rule. The damage table that it writes serves further calls
     with other targets. The checkpoint carries the price of every rule that stays. Digits are
     protected besides --protect, unless --keep-digits lets them stay.
+
+    Options:
+        checkpoint: A name that umim path lists, a directory or a hub repository.
+        files: Training text, as umim mine takes it.
+        target_tr: Token reduction that the rules that stay must meet: 0.2.
+        every_rule: Measure only: all rules stay and carry their prices.
+        heldout: Text that the token reduction is measured on; by default the last tenth of what is
+            read: files in their order, up to --limit.
+        damage: Damage table of this checkpoint, from an earlier call: no new pass.
+        limit: Tokens of the text to read; those behind are not.
+        keep_digits: Let rules with digits stay.
+        decode_max_damage: Let generated tokens merge by rules of at most this price alone, in nats
+            per saved token; prompts merge by all that stay.
+        decode_tr: The same by effect: the cheapest rules, and ties, that reach this reduction.
     """
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.rules.pruning import (
@@ -133,12 +115,11 @@ def prune(
     from umim_core.rules.matcher import Matcher
     from umim_core.rules.protect import protected_ids
     from umim_core.store.locking import computing
-    from umim_core.text.sources import Reading, sources_of
+    from umim_core.text.sources import sources_of
     from umim_core.text.token_ids import flat
 
     corpora = [tuple(names) for names in (files, heldout) if names]
-    reading = Reading(**vars(read_as))
-    sources = sources_of(corpora, reading)
+    sources = sources_of(corpora, read_as)
     table = None if damage is None else DamageTable.load(damage)
     umim = UMIM.from_pretrained(
         checkpoint,
@@ -224,7 +205,7 @@ def prune(
     if patterns and target_tr is not None:
         lines.append(f"no rule holds: {', '.join(cut.rules.options.protect)}")
     lines.append(f"damage table: {found['damage']}   (--damage: other targets without a new pass)")
-    further = after_pruning(place, umim.checkpoint.config, files, reading)
+    further = after_pruning(place, umim.checkpoint.config, files, read_as)
     shared.emit_checkpoint(target, place / "checkpoint", found, lines, as_json, further)
 
 

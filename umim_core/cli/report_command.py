@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from html import escape
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.cli.documented import Page
 from umim_core.errors import ConfigError, CorpusError, did_you_mean, require
 
 if TYPE_CHECKING:
@@ -20,28 +21,25 @@ _SHAPE: Final = "llama-3.1-8b"
 
 
 def report(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="DIR...",
-            help="Request logs (JSON Lines with messages and tools) or texts: files, folders.",
-        ),
-    ],
-    tokenizer: Annotated[str, typer.Option(help="Of the model: name, directory or hub id.")],
-    shape: Annotated[
-        str, typer.Option(help="Model whose cache is counted: a known shape, or a local model.")
-    ] = _SHAPE,
-    gpu_gib: Annotated[
-        float, typer.Option(min=1, max=1e6, help="Memory of its GPU or GPUs, GiB.")
-    ] = 80.0,
-    kind: shared.LogKindOption = None,
-    html: shared.HtmlOption = None,
+    names: Annotated[list[str], typer.Argument(metavar="DIR...")],
+    tokenizer: Annotated[str, typer.Option()],
+    shape: str = _SHAPE,
+    gpu_gib: Annotated[float, typer.Option(min=1, max=1e6)] = 80.0,
+    kind: Literal["text", "jsonl"] | None = None,
+    html: Page = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what merged spans would save of your requests: no weights, no training, no text shown.
 
     Spans are counted in four fifths of the conversations and measured on the others. Tokens of the
     template around the messages are not counted.
+
+    Options:
+        names: Request logs (JSON Lines with messages and tools) or texts: files, folders.
+        tokenizer: Of the model: name, directory or hub id.
+        shape: Model whose cache is counted: a known shape, or a local model.
+        gpu_gib: Memory of its GPU or GPUs, GiB.
+        kind: What files hold whose ending is other.
     """
     from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.traffic.report import SHAPES, model_shape, traffic_report

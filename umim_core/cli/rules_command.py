@@ -11,8 +11,10 @@ import typer
 from umim_core.checkpoint.checkpoint_files import named_place, read_config
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.cli.documented import AtLeast0, OfFile
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import ArtifactError, ConfigError
+from umim_core.text.reading import Reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,38 +24,35 @@ if TYPE_CHECKING:
 
 
 def rules(
-    directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="Rule directory, checkpoint or embedded name.")
-    ],
-    heldout: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="Held-out text or .npy ids; may be repeated."),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(help="Embedded name, directory or hub id; known for an embedded DIR."),
-    ] = None,
-    top: Annotated[int, typer.Option(min=0, help="Most frequent spans to show.")] = 20,
-    scan: Annotated[
-        bool, typer.Option("--scan", help="Look for addresses, keys, numbers; status 1 if any.")
-    ] = False,
+    directory: Annotated[str, typer.Argument(metavar="DIR")],
+    heldout: OfFile = None,
+    tokenizer: str | None = None,
+    top: AtLeast0 = 20,
+    scan: bool = False,
     *,
-    read_as: shared.CorpusOptions,
+    read_as: Reading,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what a rule set holds and how far it shortens held-out text."""
+    """Show what a rule set holds and how far it shortens held-out text.
+
+    Options:
+        directory: Rule directory, checkpoint or embedded name.
+        heldout: Held-out text or .npy ids; may be repeated.
+        tokenizer: Embedded name, directory or hub id; known for an embedded DIR.
+        top: Most frequent spans to show.
+        scan: Look for addresses, keys, numbers; status 1 if any.
+    """
     from umim_core.rules.inspection import top_rules, visible
     from umim_core.rules.leaks import scan_rules
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.text.sources import Reading, sources_of
+    from umim_core.text.sources import sources_of
     from umim_core.text.token_ids import decode
 
     if tokenizer is None and (shipped := embedded_path(directory, "checkpoint")) is not None:
         tokenizer = read_config(shipped).backbone
     if scan and tokenizer is None:
         raise ConfigError("a scan needs a tokenizer to read the rules", "none", "Add --tokenizer.")
-    reading = Reading(**vars(read_as))
-    sources = sources_of([tuple(heldout)] if heldout else [], reading)
+    sources = sources_of([tuple(heldout)] if heldout else [], read_as)
     ruleset = RuleSet.load(_rule_directory(directory))
     known = None
     if tokenizer is not None:

@@ -14,6 +14,8 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import log_lines
+from umim_core.cli.documented import AtLeast0, AtLeast1, MaybeArgument
+from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, MissingExtraError, require
 
 if TYPE_CHECKING:
@@ -31,44 +33,37 @@ _OF_GATEWAY: Final[tuple[str, ...]] = ("export", "upstream_key_env", "upstream_m
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where a server listens, whom it answers, and how its own engine runs."""
+    """Where a server listens, whom it answers, and how its own engine runs.
 
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback need --api-key-env.")
-    ] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000
-    api_key_env: Annotated[
-        str | None,
-        typer.Option(help="Environment variable with the bearer token that clients must show."),
-    ] = None
-    model_name: Annotated[
-        str | None, typer.Option(help="How requests call the model; by default its own name.")
-    ] = None
-    merge: shared.MergeOption = None
-    max_rows: Annotated[int, typer.Option(min=1, help="Rows that run at once.")] = 16
-    max_waiting: Annotated[
-        int, typer.Option(min=1, help="Requests that may wait; others get 503.")
-    ] = 256
-    prefix_cache_mb: Annotated[
-        int, typer.Option(min=0, help="Memory for the columns of earlier turns, in MB.")
-    ] = 1024
-    max_new_tokens: Annotated[
-        int,
-        typer.Option(min=1, help="Most tokens of an answer of our own engine, and the default."),
-    ] = 1024
-    max_request_bytes: Annotated[int, typer.Option(min=1, help="Largest body.")] = 4 << 20
-    answer_seconds: Annotated[
-        float, typer.Option(min=0.1, help="An answer that takes longer ends with an error.")
-    ] = 600.0
-    report_cached_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--report-cached-tokens",
-            help="Tell clients how much of a prompt was reused, which may be another client's.",
-        ),
-    ] = False
-    dtype: shared.DtypeOption = "auto"
-    device: shared.DeviceOption = "cpu"
+    Attributes:
+        host: Address to listen on; others than loopback need --api-key-env.
+        port: Port; 0 takes a free one.
+        api_key_env: Environment variable with the bearer token that clients must show.
+        model_name: How requests call the model; by default its own name.
+        max_rows: Rows that run at once.
+        max_waiting: Requests that may wait; others get 503.
+        prefix_cache_mb: Memory for the columns of earlier turns, in MB.
+        max_new_tokens: Most tokens of an answer of our own engine, and the default.
+        max_request_bytes: Largest body.
+        answer_seconds: An answer that takes longer ends with an error.
+        report_cached_tokens: Tell clients how much of a prompt was reused, which may be another
+            client's.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000
+    api_key_env: str | None = None
+    model_name: str | None = None
+    merge: Merge | None = None
+    max_rows: AtLeast1 = 16
+    max_waiting: AtLeast1 = 256
+    prefix_cache_mb: AtLeast0 = 1024
+    max_new_tokens: AtLeast1 = 1024
+    max_request_bytes: AtLeast1 = 4 << 20
+    answer_seconds: Annotated[float, typer.Option(min=0.1)] = 600.0
+    report_cached_tokens: bool = False
+    dtype: shared.Dtype = "auto"
+    device: str = "cpu"
 
     def token(self) -> str | None:
         """Return the token that clients must show, before a model is loaded.
@@ -135,38 +130,13 @@ class ServerOptions:
 
 def serve(
     context: typer.Context,
-    checkpoint: Annotated[
-        str | None,
-        typer.Argument(
-            help="A name that umim path lists, a directory or a hub repository; by default "
-            "umim-smollm2-135m-adapters."
-        ),
-    ] = None,
-    upstream: Annotated[
-        str | None,
-        typer.Option(help="Merge prompts for this server (vLLM, llama.cpp, SGLang), an URL."),
-    ] = None,
-    export: Annotated[
-        Path | None, typer.Option(help="With --upstream: what umim export wrote.")
-    ] = None,
-    base: Annotated[
-        bool, typer.Option("--base", help="The name is a plain model: nothing is merged.")
-    ] = False,
-    upstream_key_env: Annotated[
-        str | None,
-        typer.Option(help="Environment variable with the token that the upstream wants."),
-    ] = None,
-    upstream_masks: Annotated[
-        bool,
-        typer.Option(
-            "--upstream-masks",
-            help="The upstream never writes ids of spans; otherwise each request carries a logit "
-            "bias against them.",
-        ),
-    ] = False,
-    chat_template: Annotated[
-        Path | None, typer.Option(help="A Jinja file, for a tokenizer without a chat template.")
-    ] = None,
+    checkpoint: MaybeArgument = None,
+    upstream: str | None = None,
+    export: Path | None = None,
+    base: bool = False,
+    upstream_key_env: str | None = None,
+    upstream_masks: bool = False,
+    chat_template: Path | None = None,
     *,
     server: ServerOptions,
 ) -> None:
@@ -174,6 +144,17 @@ def serve(
 
     Metrics are under /metrics, a sign of life under /health. The header `x-umim-merge: off` leaves
     a prompt raw. With --upstream the model runs elsewhere and only its prompts are merged here.
+
+    Options:
+        checkpoint: A name that umim path lists, a directory or a hub repository; by default
+            umim-smollm2-135m-adapters.
+        upstream: Merge prompts for this server (vLLM, llama.cpp, SGLang), an URL.
+        export: With --upstream: what umim export wrote.
+        base: The name is a plain model: nothing is merged.
+        upstream_key_env: Environment variable with the token that the upstream wants.
+        upstream_masks: The upstream never writes ids of spans; otherwise each request carries a
+            logit bias against them.
+        chat_template: A Jinja file, for a tokenizer without a chat template.
     """
     of_other, rule = _OF_GATEWAY, "must come with --upstream"
     if upstream is not None:

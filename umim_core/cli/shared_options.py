@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
-from inspect import Parameter, Signature, getdoc, signature
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -17,81 +15,16 @@ import typer
 from pydantic import BaseModel
 
 from umim_core.cli.console_output import emit, log_lines
+from umim_core.cli.documented import Checkpoint, flags
 from umim_core.config.form import PAPER, Merge, ModuleForm
-from umim_core.config.generation import PlainOptions
 from umim_core.config.model_base import AnyModel
 from umim_core.encodable import encoding_error
 from umim_core.errors import ConfigError, CorpusError, require
 
 if TYPE_CHECKING:
     from umim_core.checkpoint.checkpoint_index import OwnPlace
-    from umim_core.config.recipe import DistillConfig
     from umim_core.model.umim import UMIM
-
-CheckpointOption = Annotated[
-    str | None,
-    typer.Option(
-        "--checkpoint",
-        "-c",
-        help="A name that umim path lists, a directory or a hub repository; by default "
-        "umim-smollm2-135m-adapters, or umim-docs-llama where its model cannot be fetched.",
-    ),
-]
-HtmlOption = Annotated[
-    Path | None, typer.Option(dir_okay=False, help="Also write it as an HTML page here.")
-]
-DeviceOption = Annotated[
-    str, typer.Option(help="cpu, or cuda (cuda:1 and so on) where there is a GPU.")
-]
-PlaceOption = Annotated[
-    str | None, typer.Option(help="cpu or cuda; without it, a GPU where there is one.")
-]
-TrainDeviceOption = Annotated[
-    Literal["cpu", "cuda"] | None,
-    typer.Option(help="Where the model runs; without it, a GPU where there is one."),
-]
-TrainSeedOption = Annotated[int, typer.Option(min=0, help="Of weights and data order.")]
-StartOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Checkpoint of this model that is trained further, in its own form; spans that it "
-        "has no row for begin with its module alone."
-    ),
-]
-LogKindOption = Annotated[
-    Literal["text", "jsonl"] | None, typer.Option(help="What files hold whose ending is other.")
-]
-ProtectOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Regular expression of tokens that no rule may contain, or digits, capitals, "
-        "newlines; may be repeated."
-    ),
-]
-
-
-@dataclass(frozen=True)
-class CorpusOptions:
-    """How texts are read: fields of ``text.sources.Reading``."""
-
-    kind: Annotated[
-        Literal["text", "jsonl", "parquet", "dataset", "ids"] | None,
-        typer.Option(help="What the names hold; by default as their endings say."),
-    ] = None
-    field: Annotated[
-        str | None,
-        typer.Option(help="Text field of JSONL, parquet, data sets.", show_default="text"),
-    ] = None
-    split: Annotated[
-        str | None,
-        typer.Option(help="Split of a data set.", show_default="train; umim ppl: test"),
-    ] = None
-    config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None
-    max_bad: Annotated[
-        int | None,
-        typer.Option(min=0, help="Unusable rows to skip before giving up.", show_default="0"),
-    ] = None
-
+    from umim_core.training.train_job import TrainJob
 
 SEGMENT_LENGTH: Final = 512  # tokens, where a rule set does not say
 FORM: Final = {"module_positions": "learned", "residual": "last", "adapter_rank": 8}
@@ -99,58 +32,24 @@ _VALIDATIONS: Final = 4
 _SAVED: Final = 10  # steps at most between two states to go on from
 
 
-def of_options(name: str, *flags: str, default: str = "", least: float | None = None) -> Any:
-    """Return the option of a field of ``PlainOptions``: the first sentence on it, and its default.
-
-    ``top_k: Keep the k most probable tokens (50). None ...`` has the default 50 where the one given
-    is none.
-    """
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", getdoc(PlainOptions) or "", re.MULTILINE)
-    sentence = " ".join(dict(entries).get(name, "").replace("`", "").split()).partition(". ")[0]
-    words, _, value = re.sub(r" \(([^()]*)\)\.?$", "|\\1", sentence.rstrip(".")).partition("|")
-    shown = ", else ".join(filter(None, (default, value)))
-    return typer.Option(*flags, help=f"{words}.", show_default=shown or False, min=least)
-
-
-MergeOption = Annotated[Merge | None, of_options("merge", default="the checkpoint's")]
-RawTailOption = Annotated[
-    int | None,
-    of_options("raw_tail", default="the checkpoint's with its own --merge, else 0", least=0),
-]
-RolesOption = Annotated[
-    list[str] | None, of_options("roles", "--role", default="the checkpoint's, else user")
-]
-DtypeOption = Annotated[
-    Literal["auto", "published", "bfloat16", "float16", "float32", "float64"],
-    typer.Option(
-        help="Data type of the backbone; auto: bfloat16 where the device computes it faster, else "
-        "float32; published: that of its weights.",
-    ),
-]
+Dtype = Literal["auto", "published", "bfloat16", "float16", "float32", "float64"]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A checkpoint, which of its rules merge, and its model's data type."""
+    """A checkpoint, which of its rules merge, and its model's data type.
 
-    checkpoint: CheckpointOption = None
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            help="Merge by rules of at most so many nats per saved token, as umim prune measured "
-            "them; inf for all rules.",
-            show_default="the checkpoint's own budget, if it has one",
-        ),
-    ] = None
-    target_tr: Annotated[
-        float | None,
-        typer.Option(
-            help="Merge by the cheapest rules that save this share of tokens, as umim prune "
-            "measured it; in place of --budget.",
-        ),
-    ] = None
-    dtype: DtypeOption = "auto"
+    Attributes:
+        budget: Merge by rules of at most so many nats per saved token, as umim prune measured them;
+            inf for all rules (the checkpoint's own budget, if it has one).
+        target_tr: Merge by the cheapest rules that save this share of tokens, as umim prune
+            measured it; in place of --budget.
+    """
+
+    checkpoint: Checkpoint = None
+    budget: Annotated[float | None, typer.Option(min=0.0)] = None
+    target_tr: float | None = None
+    dtype: Dtype = "auto"
 
     @property
     def name(self) -> str:
@@ -174,19 +73,6 @@ class ModelOptions:
         )
 
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        help="The frozen model: a name of umim path, directory, .gguf file or hub repository."
-    ),
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(help="Directory to write; by default one under UMIM_ROOT, see umim path."),
-]
-RulesOption = Annotated[Path, typer.Option(help="Rule directory that umim mine wrote.")]
-
-
 def of_field(model: type[BaseModel], name: str, default: object = ..., *flags: str) -> Any:
     """Return the option of a configuration's field: its words, perhaps its default.
 
@@ -199,31 +85,6 @@ def of_field(model: type[BaseModel], name: str, default: object = ..., *flags: s
     return typer.Option(chosen, *flags, help=words, show_default=shown)
 
 
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that takes the options of its groups one by one, as typer wants them.
-
-    A group is a dataclass whose fields are options; a command has it as one parameter.
-    """
-    parameters, groups = list[Parameter](), dict[str, type[Any]]()
-    for one in signature(command, eval_str=True).parameters.values():
-        if not is_dataclass(one.annotation):
-            parameters.append(one)
-            continue
-        group: Any = one.annotation
-        groups[one.name] = group
-        parameters += signature(group, eval_str=True).parameters.values()
-
-    @wraps(command)
-    def flat(**options: Any) -> None:
-        for name, group in groups.items():
-            options[name] = group(**{one.name: options.pop(one.name) for one in fields(group)})
-        command(**options)
-
-    named = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
-    flat.__signature__ = Signature(named)  # type: ignore[attr-defined]  # which typer reads
-    return flat
-
-
 def of_context(
     context: typer.Context, model: type[AnyModel], other: Mapping[str, object]
 ) -> AnyModel:
@@ -232,46 +93,66 @@ def of_context(
 
     named = ((name, context.params.get(name)) for name in model.model_fields)
     given = {name: value for name, value in named if value is not None}
-    return validated(model, {**given, **other}, "the options")
+    try:
+        return validated(model, {**given, **other})
+    except ConfigError as error:  # begins with a field's name
+        typed = flags(context)
+        error.args = (re.sub(r"^\w+", lambda name: typed.get(name[0], name[0]), str(error)),)
+        raise
 
 
-def of_training(
+def training_job(
     context: typer.Context,
     form: Mapping[str, object],
     longest: int,
     *,
+    max_tokens: int,
     apart: int,
     rows: int,
     patience: int,
-) -> tuple[DistillConfig, ModuleForm, str | None]:
-    """Return how the command's options train which form, and the checkpoint that it starts from.
+) -> TrainJob:
+    """Return how the command's options train which form of its model.
 
     So many rows are validated four times, or more often where that is ``apart`` steps or fewer.
     A checkpoint that is trained further keeps its form, and its ``longest`` rules.
     """
-    from umim_core.config.recipe import DistillConfig
-
-    steps: int = context.params["steps"]
-    every = max(1, min(apart, steps // _VALIDATIONS))
-    plan = {"max_steps": steps, "max_epochs": 1000, "validate_every": every, "patience": patience}
-    plan |= {"validation_rows": rows, "checkpoint_every": min(every, _SAVED)}
-    asked = of_context(context, ModuleForm, {"kind": PAPER, **form})  # --kind is of the text
-    training = of_context(context, DistillConfig, plan)
-    if context.params["start"] is None:
-        return training, asked, None
+    from umim_core.backbone.devices import default_device, usable_device
+    from umim_core.backbone.shape import configured_number
     from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+    from umim_core.checkpoint.untrained import check_depth
+    from umim_core.config.recipe import DistillConfig
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.training.train_job import check_longest_of_start
+    from umim_core.training.train_job import TrainJob, check_longest_of_start
 
-    start = resolve_checkpoint(context.params["start"])
-    kept = read_config(start).alone()
+    options = context.params
+    every = max(1, min(apart, options["steps"] // _VALIDATIONS))
+    plan = {"max_steps": options["steps"], "max_epochs": 1000, "validate_every": every}
+    plan |= {"validation_rows": rows, "patience": patience, "checkpoint_every": min(every, _SAVED)}
+    asked = of_context(context, ModuleForm, {"kind": PAPER, **form})  # --kind is of the text
+    device, start = options["device"], options["start"]
+    job = TrainJob(
+        backbone=from_anywhere(options["model"]),
+        rules=None,
+        config=of_context(context, DistillConfig, plan),
+        max_tokens=max_tokens,
+        form=asked,
+        seed=options["seed"],
+        use_gpu=(usable_device(device) if device else default_device()) == "cuda",
+    )
+    if start is None:
+        layers = configured_number("num_hidden_layers", options["model"])
+        if layers is not None:  # before anything is tokenized
+            check_depth(asked.merge_depth, layers)
+        return job
+    begin = resolve_checkpoint(start)
+    kept = read_config(begin).alone()
     named = given(context, set(ModuleForm.model_fields) - {"kind"})
     other = [f"{name} {value}" for name, value in named.items() if value != getattr(kept, name)]
     remedy = "Leave out the options of the form, or --start."
     rule = "a module that is trained further keeps its form"
     require(not other, ConfigError, rule, ", ".join(other), remedy)
-    check_longest_of_start(RuleSet.load(start / "rules").longest, longest)
-    return training, kept, str(start)
+    check_longest_of_start(RuleSet.load(begin / "rules").longest, longest)
+    return replace(job, form=kept, start=str(begin))
 
 
 def given(context: typer.Context, names: Collection[str]) -> dict[str, object]:
@@ -282,13 +163,6 @@ def given(context: typer.Context, names: Collection[str]) -> dict[str, object]:
         if name in names
         and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     }
-
-
-def on_gpu(device: Literal["cpu", "cuda"] | None) -> bool:
-    """Return whether a training runs on a GPU: on the one that is asked for, or that is there."""
-    from umim_core.backbone.devices import default_device, usable_device
-
-    return (default_device() if device is None else usable_device(device)) == "cuda"
 
 
 def given_text(argument: str | None) -> str:
@@ -372,8 +246,8 @@ def write_page(path: Path, title: str, body: str) -> None:
 
 def refuse_named(context: typer.Context, names: Collection[str], rule: str) -> None:
     """Refuse options on the command line that the others leave without effect."""
-    flags = {option.name: option.opts[0] for option in context.command.params}
-    refuse_ignored({flags[n]: value for n, value in given(context, names).items()}, rule)
+    typed = flags(context)
+    refuse_ignored({typed[n]: value for n, value in given(context, names).items()}, rule)
 
 
 def refuse_ignored(options: Mapping[str, object], rule: str) -> None:

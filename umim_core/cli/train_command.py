@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -11,51 +12,52 @@ import typer
 from umim_core.checkpoint.next_steps import BATCH_SIZE, STEPS
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag
-from umim_core.config.form import ModuleForm, Residual, UnitPositions
+from umim_core.cli.documented import AtLeast0, AtLeast1
+from umim_core.config.form import ModuleForm, Positions, Residual, UnitPositions
+from umim_core.text.reading import Reading
 
 _FORM: Final = {**shared.FORM, "rule_rows": 2048}
 
 
 def train(
     context: typer.Context,
-    model: shared.ModelArgument,
-    files: Annotated[list[str], typer.Argument(help="Text to train on, as umim mine takes it.")],
-    rules: shared.RulesOption = Path(),
+    model: str,
+    files: list[str],
+    rules: Path = Path(),
     *,
-    read_as: shared.CorpusOptions,
-    out: shared.OutOption = None,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = STEPS,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = BATCH_SIZE,
-    segment_length: Annotated[
-        int | None, typer.Option(min=8, help="Tokens per row; as many as the rules were mined on.")
-    ] = None,
-    learning_rate: Annotated[float, typer.Option(help="Of the schedule's top.")] = 2e-3,
-    module_positions: Annotated[
-        Literal["none", "learned"],
-        typer.Option(
-            "--positions",
-            help="What the module sees of a token's place in its span; none: the paper.",
-        ),
-    ] = "learned",
+    read_as: Reading,
+    out: Path | None = None,
+    steps: AtLeast1 = STEPS,
+    batch_size: AtLeast1 = BATCH_SIZE,
+    segment_length: Annotated[int | None, typer.Option(min=8)] = None,
+    learning_rate: float = 2e-3,
+    module_positions: Annotated[Positions, typer.Option("--positions")] = "learned",
     residual: Residual = shared.of_field(ModuleForm, "residual", _FORM["residual"]),
     rule_rows: int = shared.of_field(ModuleForm, "rule_rows", _FORM["rule_rows"]),
     unit_positions: UnitPositions = shared.of_field(ModuleForm, "unit_positions"),
     merge_depth: int = shared.of_field(ModuleForm, "merge_depth"),
     adapter_rank: int = shared.of_field(ModuleForm, "adapter_rank", _FORM["adapter_rank"]),
-    prompt_rows: Annotated[
-        float, typer.Option(min=0.0, help="Share of rows with a merged start, the rest scored.")
-    ] = 0.25,
-    copy_rows: Annotated[
-        float, typer.Option(min=0.0, help="Share of rows that repeat their merged half.")
-    ] = 0.25,
-    start: shared.StartOption = None,
-    seed: shared.TrainSeedOption = 0,
-    device: shared.TrainDeviceOption = None,
+    prompt_rows: Annotated[float, typer.Option(min=0.0)] = 0.25,
+    copy_rows: Annotated[float, typer.Option(min=0.0)] = 0.25,
+    start: str | None = None,
+    seed: AtLeast0 = 0,
+    device: Literal["cpu", "cuda"] | None = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a merge module; killed or stopped, the same command goes on where it was.
 
     The last tenth of the text is held out: half to choose the best step, half for a comparison.
+
+    Options:
+        files: Text to train on, as umim mine takes it.
+        steps: Optimiser steps.
+        batch_size: Rows per step.
+        segment_length: Tokens per row; as many as the rules were mined on.
+        learning_rate: Of the schedule's top.
+        module_positions: What the module sees of a token's place in its span; none: the paper.
+        prompt_rows: Share of rows with a merged start, the rest scored.
+        copy_rows: Share of rows that repeat their merged half.
+        seed: Of weights and data order.
     """
     shared.given_rules(rules)
     from umim_core.checkpoint.checkpoint_index import own_place
@@ -66,29 +68,18 @@ def train(
     from umim_core.checkpoint.next_steps import to_compare
     from umim_core.progress import duration
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.text.sources import Reading, source_of
+    from umim_core.text.sources import source_of
     from umim_core.training.local_training import train_checkpoint
-    from umim_core.training.train_job import TrainJob
 
+    loaded = RuleSet.load(rules)
+    length = segment_length or loaded.options.segment_length or shared.SEGMENT_LENGTH
     # More rows would take a short run longer than its training.
-    plan = {"apart": 50, "rows": 32, "patience": 8}
-    use_gpu, loaded = shared.on_gpu(device), RuleSet.load(rules)
-    distillation, form, begin = shared.of_training(context, {}, loaded.longest, **plan)
-    places = tuple(map(shared.from_anywhere, files))
-    source = source_of(places, Reading(**vars(read_as)))
-    job = TrainJob(
-        backbone=shared.from_anywhere(model),
-        rules=str(rules.resolve()),
-        config=distillation,
-        form=form,
-        max_tokens=segment_length or loaded.options.segment_length or shared.SEGMENT_LENGTH,
-        seed=seed,
-        use_gpu=use_gpu,
-        start=begin,
-    )
+    plan = {"apart": 50, "rows": 32, "patience": 8, "max_tokens": length}
+    job = shared.training_job(context, {}, loaded.longest, **plan)
+    source = source_of(tuple(map(shared.from_anywhere, files)), read_as)
     began = time.perf_counter()
     with shared.resumable():
-        summary = train_checkpoint(job, source, place)
+        summary = train_checkpoint(replace(job, rules=str(rules.resolve())), source, place)
     lines = [
         *filter(None, [quantisation_note(model)]),
         f"{summary['steps']:.0f} steps in {duration(time.perf_counter() - began)}; held-out KL "

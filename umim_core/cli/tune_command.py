@@ -7,12 +7,13 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag
+from umim_core.cli.documented import AtLeast0, AtLeast1
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError, CorpusError, require
 
@@ -24,30 +25,22 @@ _ROLES: Final = ["user", "system", "tools", "tool"]
 
 def tune(
     context: typer.Context,
-    model: shared.ModelArgument,
-    logs: Annotated[
-        list[str],
-        typer.Argument(help="Request logs (JSON Lines with messages and tools): files, folders."),
-    ],
-    out: shared.OutOption = None,
-    roles: Annotated[
-        list[str],
-        typer.Option("--role", help="Whose contents merge; may be repeated."),
-    ] = _ROLES,
-    spans: Annotated[int, typer.Option(min=1, help="Most spans.")] = 8192,
-    longest: Annotated[int, typer.Option(min=4, max=16, help="Most tokens of one.")] = 16,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 120,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per step.")] = 2,
-    max_tokens: Annotated[
-        int, typer.Option(min=16, help="Tokens of a prompt that are trained on at most.")
-    ] = 1024,
+    model: str,
+    logs: list[str],
+    out: Path | None = None,
+    roles: Annotated[list[str], typer.Option("--role")] = _ROLES,
+    spans: AtLeast1 = 8192,
+    longest: Annotated[int, typer.Option(min=4, max=16)] = 16,
+    steps: AtLeast1 = 120,
+    batch_size: AtLeast1 = 2,
+    max_tokens: Annotated[int, typer.Option(min=16)] = 1024,
     merge_depth: int = shared.of_field(ModuleForm, "merge_depth", 4),
     adapter_rank: int = shared.of_field(ModuleForm, "adapter_rank", shared.FORM["adapter_rank"]),
-    learning_rate: Annotated[float, typer.Option(help="At the top of its schedule.")] = 2e-3,
-    start: shared.StartOption = None,
-    kind: shared.LogKindOption = None,
-    seed: shared.TrainSeedOption = 0,
-    device: shared.TrainDeviceOption = None,
+    learning_rate: float = 2e-3,
+    start: str | None = None,
+    kind: Literal["text", "jsonl"] | None = None,
+    seed: AtLeast0 = 0,
+    device: Literal["cpu", "cuda"] | None = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Choose spans of your requests, train for them, and compare raw and merged prompts.
@@ -55,6 +48,18 @@ def tune(
     Of every conversation the last request is read. Every fifth conversation is held out; at most
     100 of these are compared. The time that all of it takes is told first. Killed or stopped, the
     same command goes on where it was.
+
+    Options:
+        logs: Request logs (JSON Lines with messages and tools): files, folders.
+        roles: Whose contents merge; may be repeated.
+        spans: Most spans.
+        longest: Most tokens of one.
+        steps: Optimiser steps.
+        batch_size: Prompts per step.
+        max_tokens: Tokens of a prompt that are trained on at most.
+        learning_rate: At the top of its schedule.
+        kind: What files hold whose ending is other.
+        seed: Of weights and data order.
     """
     from umim_core.backbone.shape import trained_context
     from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -72,9 +77,8 @@ def tune(
     # Other engines give units their positions one after the other.
     positions = "preserved" if merge_depth else "compact"
     chosen = {"adapter_rank": adapter_rank, "rule_rows": spans, "unit_positions": positions}
-    plan = {"apart": steps, "rows": 8, "patience": 4}
-    training, form, begin = shared.of_training(context, shared.FORM | chosen, longest, **plan)
-    use_gpu = shared.on_gpu(device)
+    plan = {"apart": steps, "rows": 8, "patience": 4, "max_tokens": max_tokens}
+    job = shared.training_job(context, shared.FORM | chosen, longest, **plan)
     left = Left()
     requests = list(read_requests(tuple(logs), kind, left))
     tokenizer, most = load_tokenizer(model), trained_context(model)
@@ -84,18 +88,7 @@ def tune(
     found = left.lines()
     remedy = "Log other requests, or name a model with a chat template."
     require(bool(rows), CorpusError, rule, "; ".join(found) or "none", remedy)
-    options = TuneOptions(
-        model=shared.from_anywhere(model),
-        roles=merging,
-        spans=spans,
-        longest=longest,
-        form=form,
-        training=training,
-        max_tokens=max_tokens,
-        seed=seed,
-        use_gpu=use_gpu,
-        start=begin,
-    )
+    options = TuneOptions(job, merging, spans, longest)
     began = time.monotonic()
     with shared.resumable():
         compared = tune_checkpoint(rows, options, target.directory)

@@ -21,15 +21,18 @@ class PlainOptions:
     first sentence of each.
 
     Attributes:
-        max_new_tokens: Most tokens to generate per prompt (64).
+        max_new_tokens: Most tokens to generate per prompt (64; umim generate --chat: 256).
         min_new_tokens: Fewest tokens before an end-of-sequence token may come (0).
-        do_sample: Sample; otherwise take the most probable token (False).
-        temperature: Divides the logits when sampling (1).
-        top_k: Keep the k most probable tokens when sampling, 0 all (50). None keeps all, too.
-        top_p: Keep the smallest set of tokens with this probability when sampling (1).
+        do_sample: Sample; otherwise take the most probable token (the model's, else False).
+        temperature: Divides the logits when sampling (the model's, else 1).
+        top_k: Keep the k most probable tokens when sampling, 0 all (the model's, else 50). None
+            keeps all, too.
+        top_p: Keep the smallest set of tokens with this probability when sampling
+            (the model's, else 1).
         min_p: Keep tokens of at least this share of the most probable one's probability when
             sampling (all).
-        repetition_penalty: Above 1 makes tokens of prompt and output less likely (1).
+        repetition_penalty: Above 1 makes tokens of prompt and output less likely (the model's,
+            else 1).
         no_repeat_ngram_size: No n-gram of this size occurs twice; 0: any may (0).
         stop_strings: End a row when its generated text ends with this, or one of these.
         eos_token_id: One or several ids that end a row (the model's, else the tokenizer's). None
@@ -40,17 +43,15 @@ class PlainOptions:
             which float32 hardly ever shows and bfloat16 often. None draws one from torch's global
             generator, so that ``torch.manual_seed`` repeats all calls.
         streams: Number of each row's random stream; by default the row's own number.
-        merge: What is merged; ``all`` is prompt and generated tokens, ``none`` the base model. By
-            default what the checkpoint recommends, else ``all``.
-        raw_tail: Last tokens of each prompt that stay raw. By default what the checkpoint
-            recommends for its own ``merge``, else 0; of a turn that continues another, of what is
-            added.
-        roles: Whose contents of a chat merge: user, system, tools (their schemas), tool (their
-            results). By default what the checkpoint recommends, else ``user`` alone; texts and ids
-            have no roles.
+        merge: What is merged; ``all`` is prompt and generated tokens, ``none`` the base model (what
+            the checkpoint recommends, else all).
+        raw_tail: Last tokens of each prompt that stay raw (what the checkpoint recommends for its
+            own merge, else 0). Of a turn that continues another, of what is added.
+        roles: Whose contents of a chat merge: user, system, tools for their schemas, tool for their
+            results (what the checkpoint recommends, else user). Texts and ids have no roles.
         decode_max_damage: Merge generated spans only by rules whose price is at most this, in nats
-            per saved token, as ``umim prune`` measured it; inf: by all. By default the checkpoint's
-            own bound, if it has one. Prompts merge by all rules.
+            per saved token, as ``umim prune`` measured it; inf: by all (the checkpoint's own bound,
+            if it has one). Prompts merge by all rules.
         span_eviction: With merge none, read everything raw, and keep of a rule's span only the last
             column of the cache once it is so many tokens old. None keeps all; above a merge depth
             of 0 the layers below it may evict what others merge. Not with ``past``, and the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, TypeVar, get_args
@@ -16,11 +16,12 @@ from pydantic import (
     ValidationInfo,
 )
 
-from umim_core.errors import ConfigError, did_you_mean
+from umim_core.errors import ConfigError
 
 T = TypeVar("T")
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+_TOP: Final = "the recipe itself"
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 
 
@@ -66,7 +67,7 @@ def validated(
         said, value, remedy = first["msg"].removeprefix("Value error, "), first["input"], ""
         rule = f"{where}: {said}".removeprefix(": ")
         if first["type"] == "extra_forbidden":
-            remedy = _right_name(model, first["loc"])
+            remedy = _right_name(model, str(first["loc"][-1])[:99])
         elif "ge" in context:
             rule, remedy = f"{where} must be at least {context['ge']}", "Raise it."
         elif "le" in context:
@@ -79,29 +80,14 @@ def validated(
         raise ConfigError(rule, value, remedy or "Correct it.") from error
 
 
-def _right_name(model: type[BaseModel], place: Sequence[int | str]) -> str:
-    """Return what to write for an unknown field: one of its section, or the section of another."""
-    *outer, last = place
-    name, section = str(last)[:99], {model}
-    for part in outer:  # the name of a field, the kind of a model, or a place in a list or a dict
-        inner = {each for at in section for each in _models_of_field(at, part)}
-        section = inner or {at for at in section if _is_of_kind(at, part)} or section
-    if said := did_you_mean(name, sorted({field for at in section for field in at.model_fields})):
-        return said
+def _right_name(model: type[BaseModel], name: str) -> str:
+    """Return what to write for an unknown field: one like it, and the sections that have it."""
     sections = _sections(model)
     for field in get_close_matches(name, sorted(sections), n=1):
+        if field != name and sections[field] == [_TOP]:
+            return f"Did you mean {field!r}?"
         return f"{field!r} is a field of {', '.join(sections[field])}."
     return "Leave it out."
-
-
-def _models_of_field(model: type[BaseModel], name: int | str) -> list[type[BaseModel]]:
-    field = model.model_fields.get(str(name))
-    return [] if field is None else _models(field.annotation)
-
-
-def _is_of_kind(model: type[BaseModel], kind: int | str) -> bool:
-    field = model.model_fields.get("kind")
-    return model.__name__ == kind or (field is not None and kind in get_args(field.annotation))
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
@@ -113,9 +99,9 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 def _sections(model: type[BaseModel], path: str = "") -> dict[str, list[str]]:
     """Return the sections that have each field, of a model and of those in its fields."""
-    found = {name: [path or "the recipe itself"] for name in model.model_fields}
-    for name in model.model_fields:
-        for inner in _models_of_field(model, name):
+    found = {name: [path or _TOP] for name in model.model_fields}
+    for name, entry in model.model_fields.items():
+        for inner in _models(entry.annotation):
             for field, paths in _sections(inner, f"{path}.{name}".removeprefix(".")).items():
                 found[field] = list(dict.fromkeys([*found.get(field, []), *paths]))
     return found

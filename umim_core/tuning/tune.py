@@ -31,9 +31,7 @@ from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.fingerprint import backbone_identity
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.untrained import check_depth
-from umim_core.config.form import Merge, ModuleForm
-from umim_core.config.recipe import DistillConfig
+from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, require
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.inference.options import GenerateOptions
@@ -76,16 +74,10 @@ _ANSWER: Final = GenerateOptions(n=1, raw_tail=0, max_new_tokens=REPLY, do_sampl
 
 @dataclass(frozen=True)
 class TuneOptions:
-    model: str
+    job: TrainJob  # a longer prompt is trained on up to its ``max_tokens``
     roles: tuple[Role, ...]  # whose contents merge
     spans: int  # most of them, of at most ``longest`` tokens
     longest: int
-    form: ModuleForm
-    training: DistillConfig
-    max_tokens: int  # of a training row; the rest of a longer prompt is not trained on
-    seed: int
-    use_gpu: bool
-    start: str | None = None  # checkpoint directory whose module is trained further
 
 
 class ReplyScores(NamedTuple):
@@ -154,16 +146,17 @@ def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparis
     enough = len(trained) >= _VALID and bool(held)
     rule = f"tuning needs at least {_VALID + 3} conversations"
     require(enough, CorpusError, rule, len(rows), "Log more requests.")
+    job = options.job
     decisive = {
-        **asdict(options),
-        "form": options.form.model_dump(mode="json"),
-        "training": options.training.model_dump(mode="json"),
-        "backbone": backbone_identity(options.model, None),
+        **asdict(job),
+        "spans": [options.roles, options.spans, options.longest],
+        "config": job.config.model_dump(mode="json"),
+        "form": job.form.form(),
+        "backbone": backbone_identity(job.backbone, job.revision),
+        "start": None if job.start is None else directory_digest(Path(job.start)),
         "rows": [[sha256_bytes(i.tobytes()) for i in (row.prompt, row.reply)] for row in rows],
         "parts": [row.parts for row in rows],
     }
-    if decisive.pop("start"):
-        decisive["start"] = directory_digest(Path(str(options.start)))
     build_once(
         out,
         json_digest(decisive),
@@ -181,13 +174,12 @@ def _tune(
 ) -> None:
     """Do what is not done yet in a folder, whose ``state`` is no part of the result."""
     work = folder / STATE / "tuning"
-    device = "cuda" if options.use_gpu else "cpu"
-    backbone = load_backbone(options.model, dtype="float32", device=device)
-    check_depth(options.form.merge_depth, backbone)
+    job = options.job
+    backbone = load_backbone(job.backbone, dtype="float32", device=job.device)
     _ANSWER.of_model(backbone).check(MergedModel.without_merging(backbone), 1)
-    if options.start is not None:
-        Checkpoint.load(options.start).check_backbone(backbone)
-    _tell_time(trained, held, options, backbone, work / "checkpoint", folder / "checkpoint")
+    if job.start is not None:
+        Checkpoint.load(job.start).check_backbone(backbone)
+    _tell_time(trained, held, job, backbone, work / "checkpoint", folder / "checkpoint")
     rows = {name: work / "rows" / name for name in ("train", "valid")}
     if not (folder / "rules").exists():
         logger.info("choosing spans of %d conversations", len(trained))
@@ -196,31 +188,26 @@ def _tune(
         if not place.exists():
             part = [row for n, row in enumerate(trained) if (n % _VALID == 0) == (name == "valid")]
             place.parent.mkdir(parents=True, exist_ok=True)
-            publish_directory(place, token_rows(part, options.max_tokens).save)
+            publish_directory(place, token_rows(part, job.max_tokens).save)
     start = work / "start"
-    if options.start is not None and not start.exists():
-        begun, rules = Checkpoint.load(options.start), RuleSet.load(folder / "rules")
+    if job.start is not None and not start.exists():
+        begun, rules = Checkpoint.load(job.start), RuleSet.load(folder / "rules")
         module = begun.module  # gets a row for each rule, zero where it has none
         module.rows = RuleRows.of_frequent(rules, len(rules), module.hidden_size, module.rows)
         begun.with_contents(module, rules).save(start)
     if not (work / "checkpoint").exists():
-        job = TrainJob(
-            backbone=options.model,
+        del backbone  # training loads its own, in its own precision
+        full = replace(
+            job,
             rules=str(folder / "rules"),
-            config=options.training,
-            max_tokens=options.max_tokens,
             train=str(rows["train"]),
             valid=str(rows["valid"]),
-            form=options.form,
-            start=None if options.start is None else str(start),
-            seed=options.seed,
-            use_gpu=options.use_gpu,
+            start=None if job.start is None else str(start),
             out=str(work),
         )
-        del backbone  # training loads its own, in its own precision
-        with followed(job.state):
-            run_job(job, AdamWStrategy)
-        backbone = load_backbone(options.model, dtype="float32", device=device)
+        with followed(full.state):
+            run_job(full, AdamWStrategy)
+        backbone = load_backbone(job.backbone, dtype="float32", device=job.device)
     trials_file = work / "trials.json"
     if not (folder / "checkpoint").exists():
         replied = [row for row in trained[::_VALID] if len(row.reply)]
@@ -241,7 +228,7 @@ def _tune(
 def _tell_time(
     trained: Sequence[PromptRow],
     held: Sequence[PromptRow],
-    options: TuneOptions,
+    job: TrainJob,
     backbone: Backbone,
     trained_place: Path,
     chosen_place: Path,
@@ -251,8 +238,8 @@ def _tell_time(
     It follows from a forward of the base model. As merged rows are short, one that training reads
     takes about as much, and half as much again where it goes back.
     """
-    sizes = [min(len(row.prompt) + len(row.reply), options.max_tokens) for row in trained]
-    longest = trained[int(np.argmax(sizes))].prompt[: options.max_tokens]
+    sizes = [min(len(row.prompt) + len(row.reply), job.max_tokens) for row in trained]
+    longest = trained[int(np.argmax(sizes))].prompt[: job.max_tokens]
 
     def seconds(ids: NDArray[np.int64]) -> float:
         tokens = torch.from_numpy(ids[None]).to(backbone.device)
@@ -262,7 +249,7 @@ def _tell_time(
         return time.monotonic() - began
 
     token, alone = seconds(longest) / len(longest), seconds(longest[:1])
-    plan = options.training
+    plan = job.config
     validations = plan.max_steps // plan.validate_every + 1  # one before the first step
     read = 1.5 * plan.max_steps * plan.batch_size
     read += validations * min(plan.validation_rows, -(-len(trained) // _VALID))
@@ -287,7 +274,9 @@ def chosen_spans(rows: Sequence[PromptRow], options: TuneOptions) -> RuleSet:
     rule = "requests must hold something that may merge"
     found = ", ".join(options.roles)
     require(bool(texts), CorpusError, rule, f"nothing of {found or 'no role'}", "Name other roles.")
-    spans, ids, offsets = candidate_spans(texts, load_tokenizer(options.model), options.longest)
+    spans, ids, offsets = candidate_spans(
+        texts, load_tokenizer(options.job.backbone), options.longest
+    )
     spans = spans.take(spans.sizes >= SHORTEST[0])
     rule = "requests must hold spans that they repeat: without digits, three times"
     found = f"none in {len(ids):,} tokens"

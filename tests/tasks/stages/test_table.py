@@ -375,7 +375,7 @@ def finished(root: Path) -> dict[tuple[str, str], int]:
 
 def test_what_another_machine_has_otherwise_is_refused(tiny_checkpoint: Path, data: Path) -> None:
     place = ModelPlace(str(tiny_checkpoint), "0" * 64, "cpu", "float32", 4)
-    text = TableText(source=source_of(("none.txt",)))
+    text = TableText(source=source_of((str(data / "text.txt"),)))
     with pytest.raises(CheckpointError, match=r"the same checkpoint.* instead of 000000000000"):
         measure_text(place, text)
     place = replace(place, digest=directory_digest(tiny_checkpoint))
