@@ -19,7 +19,7 @@ from support.command_line import Umim, document
 from support.merged_models import fresh_model
 from support.ngram_oracle import rules_of_counts
 from support.processes import need_model
-from support.servers import COMPLETIONS, HTTP, Served, piece
+from support.servers import COMPLETIONS, HTTP, Served
 from support.tiny_models import word_tokenizer
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
@@ -267,36 +267,24 @@ def test_init_gives_the_last_embedding_and_what_generates(
 PLAIN = ("--segment-length", 20, "--tau", 3, "--overlap", "none", "--containment", "keep")
 
 
-@pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two text files in the current folder."""
-    monkeypatch.chdir(tmp_path)
-    for number, ids in enumerate(np.random.default_rng(8).integers(1, 16, (2, 1500))):
-        (tmp_path / f"{number}.txt").write_text(" ".join(f"w{i}" for i in ids))
-    return tmp_path
-
-
-def test_mined_rules_are_those_of_the_library(
-    umim: Umim, corpus: Path, tokenizer_folder: Path
-) -> None:
-    options = (*PLAIN, "--rule-budget", 50, "--longest", 6, "--protect", "w1$", "--protect", "2")
-    called = ("mine", "*.txt", "--tokenizer", tokenizer_folder, *options, "--out", "out")
+def test_mined_rules_are_those_of_the_library(umim: Umim, workplace: Path) -> None:
+    options = (*PLAIN, "--rule-budget", 20, "--longest", 6, "--protect", "w1$", "--protect", "2")
+    called = ("mine", "a.txt", "--tokenizer", "tokenizer", *options, "--out", "out")
     found = document(umim(*called, "--json"))
     asked = RuleOptions(
-        tau=3, segment_length=20, overlap="none", containment="keep", rule_budget=50, longest=6,
+        tau=3, segment_length=20, overlap="none", containment="keep", rule_budget=20, longest=6,
         protect=("w1$", "2"),
     )  # fmt: skip
-    source = source_of(("*.txt",))
-    report = mine_rules(source, Path("own"), tokenizer=str(tokenizer_folder), options=asked)
+    report = mine_rules(source_of(("a.txt",)), Path("own"), tokenizer="tokenizer", options=asked)
     mined, own = RuleSet.load("out"), RuleSet.load("own")
     assert (mined.digest, mined.origin) == (own.digest, own.origin)
-    assert found["tau"] == report.tau > 3 and sum(found["rules"].values()) == len(mined) <= 50
+    assert found["tau"] == report.tau > 3 and sum(found["rules"].values()) == len(mined) <= 20
 
 
-def test_skipped_rows_are_told(umim: Umim, corpus: Path, tokenizer_folder: Path) -> None:
-    row = json.dumps({"text": Path("0.txt").read_text()})
+def test_skipped_rows_are_told(umim: Umim, workplace: Path) -> None:
+    row = json.dumps({"text": Path("a.txt").read_text()})
     Path("rows.jsonl").write_text(f'{row}\n{{"text": 1}}\n[]\n{row}\n')
-    options = ("--tokenizer", tokenizer_folder, *PLAIN, "--out", "out")
+    options = ("--tokenizer", "tokenizer", *PLAIN, "--out", "out")
     result = umim("mine", "rows.jsonl", *options, "--max-bad", 5)
     assert result.code == 0, result.err
     assert re.search(r"unusable rows skipped: 2, the first: rows.jsonl:2", result.err)
@@ -325,7 +313,7 @@ def test_a_server_that_is_ended_lets_its_streams_end(monkeypatch: pytest.MonkeyP
                     server.process.send_signal(signal.SIGTERM)
                 lines += 1
                 if line.startswith("data: {"):
-                    text += "".join(map(piece, json.loads(line[6:])["choices"]))
+                    text += "".join(c["text"] for c in json.loads(line[6:])["choices"])
             assert line == "" or line == "data: [DONE]"
         assert len(text) > 40
         assert server.end() == -signal.SIGTERM  # uvicorn raises it again when it is done

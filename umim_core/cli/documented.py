@@ -100,7 +100,7 @@ def flags(context: typer.Context) -> dict[str, str]:
 def _in_flags(text: str, flags: Mapping[str, str]) -> str:
     """Return a message that names options as they are typed; words like ``text`` may mean more."""
     names = "|".join(name for name in flags if "_" in name)
-    shape = rf"(?<![\w/.-])(?:{names})(?![\w/-])"
+    shape = rf"(?<![\w/.'-])(?:{names})(?![\w/'-])"  # but in paths, and in quotes of values
     return re.sub(shape, lambda name: flags[name[0]], text) if names else text
 
 
