@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
+from itertools import pairwise as pairwise_of
 from typing import Any
 
 import pytest
@@ -18,13 +20,10 @@ from support.merged_models import fresh_model
 from support.pairwise import pairwise
 from support.tiny_models import random_model, tiny_config, written_by_transformers
 from tests.evaluation.conftest import TEXT, byte_tokenizer, instances
-from umim_core.backbone.backbone import wrap_backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
 
 PROMPTS = ["the cat sat on the", "by the sea", "near the old cat house by the", "the dog\n"]
 NEW = 12
@@ -50,14 +49,10 @@ class Case:
     bos: bool = False
     batch_of_hf: int | None = None
 
-
-class Models:
-    """The models of a case: ``hf`` and ours without rules."""
-
-    def __init__(self, case: Case) -> None:
-        self.case = case
+    @cached_property
+    def backbone(self) -> Backbone:
         tokenizer = byte_tokenizer(ALPHABET)
-        if case.bos:
+        if self.bos:
             tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
                 single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
             )
@@ -65,34 +60,36 @@ class Models:
         ends = {"bos_token_id": 0, "eos_token_id": 0}
         config = tiny_config(**sizes, **ends, initializer_range=0.3)  # sure enough of its tokens
         model = random_model(config, seed=1).double()
-        model.generation_config = GenerationConfig(**ends | case.own)
-        self.backbone = wrap_backbone(model, tokenizer)
-        self.checkpoint = Checkpoint.of(fresh_model(self.backbone, RuleSet.from_spans([]), 0.3))
+        model.generation_config = GenerationConfig(**ends | self.own)
+        return wrap_backbone(model, tokenizer)
+
+    @cached_property
+    def free(self) -> list[tuple[list[int], list[int]]]:
+        """Ids of each prompt, and the model's own greedy continuation."""
+        rows = [self.backbone.encode(prompt)[-(64 - NEW) :] for prompt in self.prompts]
+        model = self.backbone.model
+        return [(ids, written_by_transformers(model, ids, NEW, do_sample=False)) for ids in rows]
+
+    @cached_property
+    def requests(self) -> list[Instance]:
+        """With stop strings, while the model has its end tokens."""
+        if ends := [self.free[k][1][place] for k, place in self.ends]:
+            self.backbone.model.generation_config.eos_token_id = [0, *ends]
+        parts = [[*self.free[k][0][-1:], *self.free[k][1]][a + 1 : b + 1] for k, a, b in self.stops]
+        return self.asked(until=[self.backbone.decode(ids) for ids in parts])
+
+    def asked(self, **options: object) -> list[Instance]:
+        settings = {"until": [], "max_gen_toks": NEW, **self.options, **options}
+        return instances("generate_until", ((prompt, settings) for prompt in self.prompts))
 
     def hf(self, batch_size: int) -> HFLM:
-        return HFLM(
-            pretrained=self.backbone.model, tokenizer=self.backbone.tokenizer, batch_size=batch_size
-        )
+        model, tokenizer = self.backbone.model, self.backbone.tokenizer
+        return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
 
-    def ours(self, merge: str, batch_size: int) -> UmimLM:
-        return UmimLM(self.checkpoint, merge, self.backbone, batch_size=batch_size)
-
-    def requests(self, **options: object) -> list[Instance]:
-        settings = {"until": [], "max_gen_toks": NEW, **self.case.options, **options}
-        return instances("generate_until", ((prompt, settings) for prompt in self.case.prompts))
-
-
-def free_ids(models: Models, prompt: str) -> tuple[list[int], list[int]]:
-    """A prompt's ids and the model's own greedy continuation."""
-    ids = models.backbone.tokenizer(prompt)["input_ids"][-(64 - NEW) :]
-    return ids, written_by_transformers(models.backbone.model, ids, NEW, do_sample=False)
-
-
-def span(models: Models, prompt: list[int], ids: list[int], a: int, b: int) -> str:
-    """The text of generated tokens a .. b; -1 is the prompt's last."""
-    text = models.backbone.tokenizer.decode([*prompt[-1:], *ids][a + 1 : b + 1])
-    assert text
-    return text
+    def ours(self, merge: str, batch_size: int, spans: Iterable[tuple[int, ...]] = ()) -> UmimLM:
+        """Without a raw tail."""
+        made = Checkpoint.of(fresh_model(self.backbone, spans, 0.3)).recommending("all")
+        return UmimLM(made, merge, self.backbone, batch_size=batch_size)
 
 
 CASES = {
@@ -113,71 +110,48 @@ CASES = {
 
 
 @cache
-def made(name: str) -> tuple[Models, list[Instance]]:
-    """Models and requests of a case, end tokens and stop strings chosen."""
-    models = Models(CASES[name])
-    free = [free_ids(models, prompt) for prompt in models.case.prompts]
-    if ends := [free[k][1][place] for k, place in models.case.ends]:
-        models.backbone.model.generation_config.eos_token_id = [0, *ends]
-    until = [span(models, *free[k], a, b) for k, a, b in models.case.stops]
-    return models, models.requests(until=until)
-
-
-@cache
 def texts_of_hf(name: str, batch_size: int) -> list[str]:
-    models, requests = made(name)
-    return models.hf(batch_size).generate_until(requests)
+    return CASES[name].hf(batch_size).generate_until(CASES[name].requests)
 
 
 @pairwise(name=list(CASES), merge=MERGES, batch_size=BATCHES)
 def test_without_rules_texts_are_those_of_hf(name: str, merge: str, batch_size: int) -> None:
-    models, requests = made(name)
-    theirs = texts_of_hf(name, models.case.batch_of_hf or batch_size)
-    size = 1 if merge == "none" and models.case.batch_of_hf else batch_size
-    assert models.ours(merge, size).generate_until(requests) == theirs
+    case = CASES[name]
+    theirs = texts_of_hf(name, case.batch_of_hf or batch_size)
+    size = 1 if merge == "none" and case.batch_of_hf else batch_size
+    assert case.ours(merge, size).generate_until(case.requests) == theirs
     assert len(set(theirs)) > 1
 
 
 @pytest.mark.parametrize("merge", ["prompt", "all"])
 @pytest.mark.parametrize("batch_size", BATCHES)
 def test_with_rules_the_raw_text_alone_decides_stops(merge: str, batch_size: int) -> None:
-    models = Models(Case())
-    rows = [free_ids(models, prompt) for prompt in models.case.prompts]
-    spans = [tuple(ids[k : k + 2]) for row in rows for ids in row for k in range(len(ids) - 1)]
-    rules = RuleSet.from_spans([span for span in spans if 0 not in span])
-    models.checkpoint = Checkpoint.of(
-        MergedModel(models.backbone, models.checkpoint.module, Matcher(rules))
-    ).recommending("all")  # without a raw tail
-    free = models.ours(merge, 1).generate_until(models.requests())
-    model = models.ours(merge, batch_size)
+    case = Case()
+    spans = {pair for row in case.free for ids in row for pair in pairwise_of(ids) if 0 not in pair}
+    free = case.ours(merge, 1, spans).generate_until(case.asked())
+    model = case.ours(merge, batch_size, spans)
     for whole in free:
         stop = whole[3:5]
-        cut = model.generate_until(models.requests(until=[stop]))
+        cut = model.generate_until(case.asked(until=[stop]))
         assert cut == [text.split(stop)[0] for text in free]
         assert cut != free
     assert model.realised["token_reduction"] > 0
 
 
-def repeats(models: Models, count: int, **options: object) -> list[Instance]:
-    """One request several times, as lm-eval repeats it."""
-    settings = {"until": [], "max_gen_toks": NEW, "do_sample": True, "temperature": 1.0, **options}
-    return [Instance("generate_until", {}, (PROMPTS[0], settings), 0)] * count
-
-
 @pytest.mark.parametrize("merge", ["prompt", "all"])
 def test_a_request_draws_the_same_whatever_stands_beside_it(merge: str) -> None:
     own = {"do_sample": True, "num_return_sequences": 2}  # lm-eval says how many texts there are
-    models = Models(Case(own, {"do_sample": True, "temperature": 1.0}))
+    case = Case(own, {"do_sample": True, "temperature": 1.0})
     hot = {"until": ["x"], "max_gen_toks": 5, "do_sample": True, "temperature": 2.0}
     other = instances("generate_until", ((prompt, hot) for prompt in PROMPTS[::-1]))
-    requests = models.requests() + repeats(models, 8)
+    requests = [*case.requests, *case.requests[:1] * 8]  # as lm-eval repeats one
     found = []
     with torch.random.fork_rng(devices=[]):
         for batch_size, beside in ((1, []), (4, []), (3, other)):
             torch.manual_seed(1234)  # as lm-eval does before it evaluates
-            texts = models.ours(merge, batch_size).generate_until(requests + beside)
+            texts = case.ours(merge, batch_size).generate_until(requests + beside)
             found.append(texts[: len(requests)])
-        again = models.ours(merge, 4).generate_until(requests)
+        again = case.ours(merge, 4).generate_until(requests)
     assert found[0] == found[1] == found[2]
     assert again != found[0]  # another evaluation without a seed draws anew
     assert len(set(found[0][-8:])) == 8  # repeats of a request are texts of their own
@@ -186,10 +160,10 @@ def test_a_request_draws_the_same_whatever_stands_beside_it(merge: str) -> None:
 def test_kwargs_without_effect_are_reported_once_and_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    models = Models(Case(options={"early_stopping": "never", "use_cache": True, "max_length": 30}))
+    case = Case(options={"early_stopping": "never", "use_cache": True, "max_length": 30})
     logging.getLogger("lm_eval").propagate = True
     with caplog.at_level(logging.WARNING, "lm_eval"):
-        texts = models.ours("all", 1).generate_until(models.requests())
+        texts = case.ours("all", 1).generate_until(case.requests)
     assert all(texts)
     lines = [line for line in caplog.messages if line.startswith("umim: ")]
     assert len(lines) == len(set(lines))
@@ -211,6 +185,6 @@ def test_kwargs_without_effect_are_reported_once_and_left_out(
 def test_kwargs_that_cannot_be_honoured_are_refused_by_name(
     options: dict[str, object], named: str
 ) -> None:
-    models = Models(Case(options=options))
+    case = Case(options=options)
     with pytest.raises(GenerationError, match=named):
-        models.ours("all", 1).generate_until(models.requests())
+        case.ours("all", 1).generate_until(case.requests)
