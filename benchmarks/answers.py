@@ -1,4 +1,4 @@
-"""Answers kept: what merged prompts do to greedy answers, next to other methods at equal saving.
+"""Answers kept: what merged prompts do to greedy answers, next to truncation at equal saving.
 
     python -m benchmarks.answers --checkpoint DIR --out docs/results/answers-NAME.json
 
@@ -8,45 +8,34 @@ sentences (``chats``), questions on invented places behind two to five pages abo
 (``documents``). Everything follows from ``answers.yaml`` and a seed. Each half has tables, letters
 and pages of its own: what is chosen by the first half has not seen the second.
 
-The base model answers first; the other sides answer what it answers with a key word. Every method
-of ``--methods`` is given the saving of the merged prompt.
+The base model answers first; the other sides answer what it answers with a key word.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from statistics import mean
 from typing import Any, Final, Literal
 
-import numpy as np
 import yaml
 
-from benchmarks.runner import Benchmark, Report, tell
-from benchmarks.subjects import CHECKPOINT_OPTIONS, load
+from benchmarks.answering import ASKED, CHECKPOINT_OPTIONS, RAW_TAIL, answer, answer_shorter, load
+from benchmarks.runner import Benchmark, Report
 from umim_core import UMIM
-from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.eviction import generate_evicted
-from umim_core.baselines.methods import EvictedColumns, Method, Text, TokenReducer, reduce_tokens
-from umim_core.baselines.registry import find_baseline
-from umim_core.errors import ConfigError, require
-from umim_core.inference.options import GenerateOptions
-from umim_core.model.inputs import encode_prompts
-from umim_core.text.template_process import Chat
-from umim_core.text.token_ids import encode
 
 Half = Literal["choose", "report"]
 HALVES: Final[tuple[Half, ...]] = ("choose", "report")
 LISTS: Final = ("chats", "documents")
 CHATS: Final = 280  # of a half
 DOCUMENTS: Final = 120
-BASE: Final = "base"
-RAW_TAIL: Final = 16
+NEW: Final = 40  # tokens of an answer
+BASE, MERGED = "base", f"umim, raw tail {RAW_TAIL}"
 Asked = tuple[str, str, tuple[str, ...]]  # source, question, keys
 
 
@@ -123,93 +112,34 @@ def _documents(pages: dict[str, Any], draw: random.Random) -> Iterator[Asked]:
         yield source, text, tuple({key: None, key.split()[-1]: None})
 
 
-def text_of(asked: str | Chat, backbone: Backbone) -> Text:
-    """Return a text, or a chat of one message, as ``UMIM.generate`` reads it.
-
-    Protected are the tokens of a chat's template, and the last of what is said; the question is
-    what stands behind the last blank line.
-    """
-    prompt = encode_prompts([asked], backbone, None)[0]
-    said, parts = (asked, None) if isinstance(asked, str) else (asked[0]["content"], prompt.parts)
-    first, end = parts[0] if parts else (0, len(prompt.ids))
-    protected = np.ones(len(prompt.ids), dtype=bool)
-    protected[first : max(first, end - RAW_TAIL)] = False
-    question = encode(backbone.require_tokenizer(), said.rpartition("\n\n")[2])
-    return Text(prompt.ids, protected, np.array(question, dtype=np.int64))
-
-
-def shortened(method: TokenReducer, prompt: Text, saving: float) -> np.ndarray:
-    """Return the ids [N] that a method of the prompt leaves of it."""
-    stays = len(prompt.ids) - round(saving * len(prompt.ids))
-    return prompt.ids[reduce_tokens(method, prompt, stays)]
-
-
-def answer_shortened(
-    method: Method, prompt: Text, saving: float, umim: UMIM, new_tokens: int
-) -> tuple[str, float]:
-    """Return the greedy answer of the base model under a method, and the realised saving."""
-    greedy = GenerateOptions(max_new_tokens=new_tokens, do_sample=False, merge="none")
-    tokens, backbone = len(prompt.ids), umim.backbone
-    if isinstance(method, TokenReducer):
-        left = shortened(method, prompt, saving)
-        return umim.generate(left, greedy).text[0], 1 - len(left) / tokens
-    rule = "a method must drop tokens of the prompt or columns of the cache"
-    remedy = "Leave out baselines that merge spans."
-    evicts = isinstance(method, EvictedColumns)
-    require(evicts, ConfigError, rule, type(method).__name__, remedy)
-    stays = tokens - round(saving * tokens)
-    (row,) = generate_evicted(
-        [prompt.ids],
-        greedy.of_model(backbone),
-        backbone,
-        method.new_policy,
-        [lambda generated: stays + generated],
-    )
-    return backbone.decode(row.ids), 1 - stays / tokens
-
-
 def run(options: argparse.Namespace, report: Report) -> None:
     umim = load(options, report)
-    report |= {
-        "form": umim.checkpoint.config.form(),
-        "half": options.half,
-        "new_tokens": options.new_tokens,
-        "lists": {},
-    }
-    methods = {
-        name: find_baseline(name).make(umim.backbone, umim.matcher) for name in options.methods
-    }
-    for which in options.lists:
-        rows = []
-        for question in questions(which, options.half)[: options.most]:
-            rows.append(answer_all(question, umim, methods, options))
-            tell(json.dumps(rows[-1]))
-        report["lists"][which] = summary(rows)
+    report |= {"form": umim.checkpoint.config.form(), "half": options.half, "new_tokens": NEW}
+    report["lists"] = {}
+    for which in LISTS:
+        asked = questions(which, options.half)[: options.most]
+        report["lists"][which] = summary(list(answer_all(asked, umim, options)))
 
 
-def answer_all(
-    question: Question, umim: UMIM, methods: dict[str, Method], options: argparse.Namespace
-) -> Report:
-    chat = [{"role": "user", "content": question.text}]
-
-    def answer(**how: Any) -> tuple[str, float]:
-        out = umim.generate(chat, max_new_tokens=options.new_tokens, do_sample=False, **how)
-        return out.text[0], out.token_reduction[0] * umim.merged_model.saved_share
-
-    sides = {BASE: (answer(merge="none")[0], 0.0)}
-    if question.accepts(sides[BASE][0]):
-        merged = answer(merge="prompt", raw_tail=RAW_TAIL)
-        sides[f"umim, raw tail {RAW_TAIL}"] = merged
-        prompt = text_of(chat, umim.backbone)
-        for name, method in methods.items():
-            sides[name] = answer_shortened(method, prompt, merged[1], umim, options.new_tokens)
-    return {
-        "id": question.name,
-        "sides": {
-            name: {"answer": text, "accepted": question.accepts(text), "saving": saving}
-            for name, (text, saving) in sides.items()
-        },
-    }
+def answer_all(asked: list[Question], umim: UMIM, options: argparse.Namespace) -> Iterator[Report]:
+    """Answer questions, and those that the base model knows from shorter prompts, too."""
+    chats = [[{"role": "user", "content": question.text}] for question in asked]
+    base, _ = answer(umim, chats, "none", NEW, options)
+    right = [question.accepts(text) for question, text in zip(asked, base, strict=True)]
+    shorter, savings = answer_shorter(umim, list(compress(chats, right)), NEW, options)
+    of_known = zip(shorter["umim"], shorter["truncation"], savings, strict=True)
+    for question, text, known in zip(asked, base, right, strict=True):
+        sides = {BASE: (text, 0.0)}
+        if known:
+            merged, truncated, saving = next(of_known)
+            sides |= {MERGED: (merged, saving), "truncation": (truncated, saving)}
+        yield {
+            "id": question.name,
+            "sides": {
+                name: {"answer": text, "accepted": question.accepts(text), "saving": saving}
+                for name, (text, saving) in sides.items()
+            },
+        }
 
 
 def summary(rows: list[Report]) -> Report:
@@ -229,12 +159,8 @@ def summary(rows: list[Report]) -> Report:
 
 BENCHMARK: Final = Benchmark(
     options=CHECKPOINT_OPTIONS
-    | {
-        "half": {"default": "report", "choices": HALVES},
-        "lists": LISTS,
-        "methods": ["truncation"],
-        "new_tokens": 40,
-    },
+    | ASKED
+    | {"batch_size": 1, "half": {"default": "report", "choices": HALVES}},
     measure=run,
 )
 

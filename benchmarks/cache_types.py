@@ -20,10 +20,10 @@ from typing import Final
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from benchmarks.calls import ASKED, NEW, SETS, calls_of, is_right, read_questions
-from benchmarks.engines import CONTEXT, SERVERS, about, running
-from benchmarks.runner import Benchmark, Report, kept, kept_right, save, tell
-from benchmarks.subjects import CHECKPOINT_OPTIONS
+from benchmarks.answering import kept, kept_right
+from benchmarks.calls import ASKED, NEW, calls_of, is_right, read_questions
+from benchmarks.engines import SERVERS, about, llama, running
+from benchmarks.runner import Benchmark, Report, save, tell
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.store.artifacts import sha256_file
@@ -31,7 +31,6 @@ from umim_core.text.chat_parts import write_chat
 from umim_core.text.token_ids import encode, spread_rows
 
 TYPES: Final = ("f16", "q8_0", "q4_0")
-_SCRIPT: Final = Path(__file__).with_name("llama_server.py")
 
 
 def bits(kind: str) -> float:
@@ -50,18 +49,14 @@ def reply_all(
     kind: str, prompts: Sequence[list[int]], options: argparse.Namespace, decides: list[object]
 ) -> list[list[int]]:
     """Return what a server with a cache of a type writes behind each prompt; ids of both."""
-
-    def command(model: Path, port: int) -> Sequence[object]:
-        return _SCRIPT, model, port, CONTEXT, kind
-
-    engine = replace(SERVERS["llama"], command=command)
+    engine = replace(SERVERS["llama"], command=lambda model, port: llama(model, port, kind))
     with tempfile.TemporaryFile() as log, running(engine, options.model, log) as server:
         ask = partial(server.greedy, tokens=NEW, ignore_eos=False, cache_prompt=False)
         return [kept(options.answers, [*decides, kind, ids], partial(ask, ids)) for ids in prompts]
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    found = list(read_questions(options.bfcl, SETS[:2], options.most, options.after))
+    found = list(read_questions(options.bfcl, options.most, options.after))
     questions = [found[n] for n in spread_rows(len(found), options.few)]
     require(bool(questions), CorpusError, "--after, --most and --few must leave questions", "none")
     tokenizer = load_tokenizer(str(options.model))
@@ -86,8 +81,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 BENCHMARK: Final = Benchmark(
-    options=ASKED | {"model": {"type": Path, "required": True}, "most": CHECKPOINT_OPTIONS["most"]},
-    measure=run,
+    options=ASKED | {"model": {"type": Path, "required": True}}, measure=run
 )
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ The folder holds the published files (``BFCL_v4_NAME.json`` or ``NAME.jsonl``, p
 ``possible_answer``. Asked are questions whose functions all are functions of the set ``multiple``;
 the checkpoint must not have been trained on any of these. ``--after N`` leaves out the first N of
 each set, by whose lost calls something was chosen. Sides: the base model; schemas merged by
-the checkpoint's spans, by those of at least ``--shortest`` tokens and by those of at most four; and
-the base model with schemas that have no descriptions of parameters, that are written without white
-space, or that are cut behind as many tokens as merging leaves. All sides but the first two are
-asked ``--few`` of the questions, evenly spread; 0 leaves them out. ``--answers`` names a folder in
-which every side's answers stay, so that a killed run goes on.
+the checkpoint's spans, and by those of at most four tokens; and the base model with schemas that
+have no descriptions of parameters, that are written without white space, or that are cut behind as
+many tokens as merging leaves. All sides but the first two are asked ``--few`` of the questions,
+evenly spread; 0 leaves them out. ``--answers`` names a folder in which every side's answers stay,
+so that a killed run goes on.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.runner import Benchmark, Report, kept, kept_right, tell
-from benchmarks.subjects import CHECKPOINT_OPTIONS, identity, load
+from benchmarks.answering import CHECKPOINT_OPTIONS, identity, kept, kept_right, load
+from benchmarks.runner import Benchmark, Report, tell
 from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, GenerationError, require
 from umim_core.inference.options import GenerateOptions
@@ -41,7 +40,7 @@ from umim_core.text.token_ids import encode, spread_rows
 from umim_core.traffic.prompt_rows import PromptRow
 from umim_core.tuning.tune import ReplyScores, reply_scores
 
-SETS: Final = ("simple_python", "multiple", "parallel", "parallel_multiple")
+SETS: Final = ("simple_python", "multiple")
 UNSEEN: Final = "multiple"  # the set whose functions no training may see
 SHORT: Final = 4  # tokens of the spans of one side
 NEW: Final = 160  # tokens of a reply
@@ -53,6 +52,7 @@ Row = Mapping[str, Any]
 # Which questions are asked, and where answers to them stay.
 ASKED: Final[dict[str, object]] = {
     "bfcl": {"type": Path, "required": True},
+    "most": 1000,
     "few": 1000,
     "after": 0,
     "answers": Path,
@@ -113,14 +113,12 @@ def _written(value: Any) -> Any:
     return [_written(one) for one in value] if isinstance(value, list) else value
 
 
-def read_questions(
-    folder: Path, sets: Sequence[str], most: int, after: int = 0
-) -> Iterator[Question]:
+def read_questions(folder: Path, most: int, after: int = 0) -> Iterator[Question]:
     """Yield up to ``most`` questions of each set, whose functions all are unseen."""
     unseen = {
         tool["name"] for _, row in read_objects(file_of(folder, UNSEEN)) for tool in row[_TOOLS]
     }
-    for name in sets:
+    for name in SETS:
         rows = {row["id"]: row for _, row in read_objects(file_of(folder, name))}
         answers = [
             (rows[answer["id"]], answer["ground_truth"])
@@ -226,46 +224,40 @@ def cut(umim: Model, share: float) -> Edit:
 
 def run(options: argparse.Namespace, report: Report) -> None:
     umim = load(options, report)
-    questions = list(read_questions(options.bfcl, options.sets, options.most, options.after))
+    questions = list(read_questions(options.bfcl, options.most, options.after))
     require(bool(questions), CorpusError, "--after and --most must leave questions", "none")
-    report |= {"questions": len(questions), "sets": options.sets, "new_tokens": NEW}
+    report |= {"questions": len(questions), "sets": SETS, "new_tokens": NEW}
     report |= {"after": options.after, "longest": umim.rules.longest}
     report |= {"form": umim.checkpoint.config.form(), "sides": []}
-
     few = spread_rows(len(questions), options.few)
-    whole = list(range(len(questions)))
 
-    def ask_side(
-        name: str, model: Model, merge: Merge, edit: Edit = as_written, which: list[int] = few
+    def ask_all(
+        model: Model, merge: Merge, which: Sequence[int], edit: Edit = as_written
     ) -> list[Answer]:
         asked = prompts(model, [questions[n] for n in which], edit)
         batches = (asked[n : n + _BATCH] for n in range(0, len(asked), _BATCH))
-        found = [one for batch in batches for one in ask(model, batch, merge, options.answers)]
-        add(name, found, found if name == "base" else [base[n] for n in which])
-        return found
+        return [one for batch in batches for one in ask(model, batch, merge, options.answers)]
 
     def add(name: str, found: list[Answer], same: list[Answer]) -> None:
         report["sides"].append({"side": name, "questions": len(found)} | figures(found, same))
         tell(report["sides"][-1])
 
-    def of_sizes(taken: NDArray[np.bool_]) -> Model:
-        fewer = umim.checkpoint.with_contents(umim.checkpoint.module, umim.rules.take(taken))
-        return Model(umim.backbone, fewer)
-
-    sizes = umim.rules.sizes
-    base = ask_side("base", umim, "none", which=whole)
-    merged = ask_side("umim", umim, "prompt", which=whole)
+    whole = range(len(questions))
+    base, merged = ask_all(umim, "none", whole), ask_all(umim, "prompt", whole)
+    add("base", base, base)
+    add("umim", merged, base)
     if not few:
         return
-    add("umim, these questions", [merged[n] for n in few], [base[n] for n in few])
-    for least in options.shortest or ():
-        ask_side(f"umim, spans of at least {least}", of_sizes(sizes >= least), "prompt")
-    ask_side(f"umim, spans of at most {SHORT}", of_sizes(sizes <= SHORT), "prompt")
-    ask_side("no descriptions of parameters", umim, "none", bare)
-    ask_side("no white space", umim, "none", minified)
-    ask_side(
-        "cut", umim, "none", cut(umim, 1 - float(np.mean([one.tools_saved for one in merged])))
-    )
+    base_few = [base[n] for n in few]
+    add("umim, these questions", [merged[n] for n in few], base_few)
+    short = umim.rules.take(umim.rules.sizes <= SHORT)
+    fewer = umim.checkpoint.with_contents(umim.checkpoint.module, short)
+    shorter = Model(umim.backbone, fewer)
+    add(f"umim, spans of at most {SHORT}", ask_all(shorter, "prompt", few), base_few)
+    left = 1 - float(np.mean([one.tools_saved for one in merged]))
+    edits = {"no descriptions of parameters": bare, "no white space": minified}
+    for name, edit in (edits | {"cut": cut(umim, left)}).items():
+        add(name, ask_all(umim, "none", few, edit), base_few)
 
 
 def prompts(umim: Model, questions: Sequence[Question], edit: Edit) -> list[Asked]:
@@ -332,15 +324,7 @@ def figures(found: Sequence[Answer], base: Sequence[Answer]) -> Report:
     }
 
 
-BENCHMARK: Final = Benchmark(
-    options=CHECKPOINT_OPTIONS
-    | ASKED
-    | {
-        "sets": {"nargs": "+", "choices": SETS, "default": SETS[:2]},
-        "shortest": {"nargs": "*", "type": int},
-    },
-    measure=run,
-)
+BENCHMARK: Final = Benchmark(options=CHECKPOINT_OPTIONS | ASKED, measure=run)
 
 if __name__ == "__main__":
     raise SystemExit(BENCHMARK.main())

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.runner import Report, alternate, ratio, spread
 from benchmarks.subjects import Ids
 from umim_core.backbone.shape import BackboneShape
 from umim_core.merging.packing import Segmentation
@@ -95,9 +94,7 @@ class StepBatch:
         loss = self.model(self.rows, self.cuts)
         parameters = list(self.model.module.parameters())
         gradients = torch.autograd.grad(loss.total / loss.weight, parameters)
-        # that of rule rows is sparse
-        gradient = torch.cat([part.to_dense().flatten() for part in gradients])
-        return float(loss.kl) / loss.weight, gradient
+        return float(loss.kl) / loss.weight, torch.cat([part.flatten() for part in gradients])
 
     def flops(self) -> float:
         """Return the work of a step's products, those of the merge module left out: they are few.
@@ -113,20 +110,3 @@ class StepBatch:
         attention = per_unit * raw + 3.0 * per_unit * units**2 / raw
         products = shape.block_weights * (2.0 * raw + 4.0 * units)
         return products + attention + 6.0 * units * shape.head_weights
-
-
-def compare(sides: dict[str, Side], rounds: int, to: str) -> Report:
-    """Time sides in turn, and compare what they return with the result of one of them."""
-    results: dict[str, Result] = {}
-    seconds = alternate(sides, rounds, warmed=results.__setitem__)
-    loss, gradient = results[to][0], results[to][1].float()
-    return {
-        name: {
-            "seconds": spread(seconds[name]),
-            "time_ratio": ratio(seconds, name, to),
-            "loss": other_loss,
-            "loss_error": abs(other_loss - loss) / abs(loss),
-            "gradient_error": float((other.float() - gradient).norm() / gradient.norm()),
-        }
-        for name, (other_loss, other) in results.items()
-    }

@@ -1,8 +1,8 @@
 """The engine against transformers.generate, and merging against none: a table, then one JSON line.
 
     python -m benchmarks.engine --out docs/results/engine.json
-    python -m benchmarks.engine --backbones umim-docs-llama --lengths 512 --pairs 3
-    python -m benchmarks.engine --backbones umim-smollm2-135m --dtype bfloat16 --lengths 512 2048
+    python -m benchmarks.engine --backbones umim-docs-llama --prompt-lengths 512 --pairs 3
+    python -m benchmarks.engine --backbones umim-smollm2-135m --dtype bfloat16
 
 First our engine without rules and ``transformers.generate`` with both caches, ids compared; then
 rules against no rules, on alternating pairs, with the roofline as a guard. What is generated there
@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.runner import Benchmark, Gates, Report, alternate, ratio, save, spread, timed
 from benchmarks.subjects import BACKBONES, Ids, Subject, subject
@@ -39,7 +40,6 @@ from umim_core.inference.prompts import read_prompts
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput.break_even import ThroughputRow
-from umim_core.throughput.roofline import Roofline
 from umim_core.throughput.throughput import measure_throughput, tokens_needed
 
 OURS: Final = "ours"
@@ -49,12 +49,23 @@ PREFILL_FROM: Final = 512
 DECODE_RATIO: Final = 0.98
 MERGING_SHARE: Final = 0.03
 LOGITS_ERROR: Final = 1e-5
+SETTINGS: Final[dict[str, object]] = {  # fields of BenchmarkConfig
+    "prompt_lengths": [256, 512, 896],
+    "batch_sizes": [1, 8],
+    "new_tokens": 64,
+    "token_reductions": [0.1, 0.2, 0.3, 0.4, 0.5],
+    "pairs": 10,
+    "warmup": 2,
+}
 
 
-def _generate(backbone: Backbone, prompts: Ids, new_tokens: int, cache: str) -> Any:
+def transformers_generate(
+    backbone: Backbone, prompts: Ids, new_tokens: int, cache: str
+) -> tuple[list[list[int]], Sequence[Tensor]]:
+    """Return generated ids of raw ids [B, L], and the logits [B, V] of every step."""
     ids = torch.tensor(prompts, device=backbone.device)
     with torch.no_grad():
-        return backbone.model.generate(
+        found: Any = backbone.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new_tokens,
@@ -65,41 +76,34 @@ def _generate(backbone: Backbone, prompts: Ids, new_tokens: int, cache: str) -> 
             return_dict_in_generate=True,
             output_logits=True,
         )
+    return found.sequences[:, prompts.shape[1] :].tolist(), found.logits
 
 
-def merging_shares(
-    subject: Subject, rows: Sequence[ThroughputRow], rounds: int
-) -> list[dict[str, Any]]:
-    """Return what matching and merging take of the prefills by natural rules."""
-    shares = []
-    for row in rows:
-        if (row.phase, row.rules) == ("prefill", "natural"):
-            prompts = subject.ids[: row.batch_size * row.prompt_tokens]
-            seconds = merging_seconds(subject, prompts.reshape(row.batch_size, -1), rounds)
-            share = float(np.median(seconds)) / row.umim_seconds
-            sizes = {"prompt_tokens": row.prompt_tokens, "batch_size": row.batch_size}
-            shares.append(sizes | {"seconds": spread(seconds), "share": share})
-    return shares
-
-
-def merging_seconds(subject: Subject, prompts: Ids, rounds: int) -> list[float]:
-    """Return the seconds that matching, packing, merging and embedding prompts [B, L] take.
+def merging_share(subject: Subject, row: ThroughputRow, rounds: int) -> Report:
+    """Return what matching, packing, merging and embedding take of a prefill by natural rules.
 
     At a merge depth above 0 the module merges states of the same shape, and nothing is embedded.
     """
-    merged_model, backbone = subject.merged_model, subject.backbone
+    model, backbone = subject.merged_model, subject.backbone
+    prompts = subject.ids[: row.batch_size * row.prompt_tokens].reshape(row.batch_size, -1)
     ids = torch.tensor(prompts, device=backbone.device)
     states = backbone.embed(ids)  # of the shape of the states before the merge depth
 
     @torch.no_grad()
     def run() -> object:
-        packed = read_prompts(list(prompts), None, merged_model).packed
-        if merged_model.merge_depth:
-            return merged_model.states_of(ids, states, packed.ends, packed.lengths)
-        return merged_model.embed(packed)
+        packed = read_prompts(list(prompts), None, model).packed
+        if model.merge_depth:
+            return model.states_of(ids, states, packed.ends, packed.lengths)
+        return model.embed(packed)
 
     run()
-    return [timed(run)[0] for _ in range(rounds)]
+    seconds = [timed(run)[0] for _ in range(rounds)]
+    return {
+        "prompt_tokens": row.prompt_tokens,
+        "batch_size": row.batch_size,
+        "seconds": spread(seconds),
+        "share": float(np.median(seconds)) / row.umim_seconds,
+    }
 
 
 def logits_error(subject: Subject, prompts: Ids, new_tokens: int) -> float:
@@ -107,7 +111,7 @@ def logits_error(subject: Subject, prompts: Ids, new_tokens: int) -> float:
 
     It is infinite where the ids differ. Prompts are raw ids [B, L].
     """
-    seen: list[torch.Tensor] = []
+    seen: list[Tensor] = []
 
     def keep(forward: Forward) -> None:
         seen.append(forward.logits.clone())
@@ -116,15 +120,13 @@ def logits_error(subject: Subject, prompts: Ids, new_tokens: int) -> float:
     ours = Engine(subject.merged_model.merging_by(empty)).generate(
         list(prompts), GenerateOptions(max_new_tokens=new_tokens, observer=keep)
     )
-    theirs = _generate(subject.backbone, prompts, new_tokens, "dynamic")
-    same = [list(row.ids) for row in ours.rows] == theirs.sequences[:, prompts.shape[1] :].tolist()
-    if not same:
+    ids, logits = transformers_generate(subject.backbone, prompts, new_tokens, "dynamic")
+    if [list(row.ids) for row in ours.rows] != ids:
         return float("inf")
-    pairs = zip(seen, theirs.logits, strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
+    return max(float((a - b).abs().max()) for a, b in zip(seen, logits, strict=True))
 
 
-def measure(subject: Subject, config: BenchmarkConfig, roofline: Roofline | None = None) -> Report:
+def measure(subject: Subject, config: BenchmarkConfig) -> Report:
     gated = [length for length in config.prompt_lengths if length >= PREFILL_FROM]
     length = min(gated or config.prompt_lengths)
     engines, errors = {}, {}
@@ -132,15 +134,17 @@ def measure(subject: Subject, config: BenchmarkConfig, roofline: Roofline | None
         prompts = subject.ids[: batch_size * length].reshape(batch_size, length)
         engines[str(batch_size)] = compare_engines(subject, prompts, config)
         errors[str(batch_size)] = logits_error(subject, prompts, config.new_tokens)
-    rows = measure_throughput(
-        subject.merged_model, subject.ids, config, continuation="text", roofline=roofline
-    )
+    rows = measure_throughput(subject.merged_model, subject.ids, config, continuation="text")
     return {
         "engine_prompt_tokens": length,
         "engines": engines,
         "logits_error": errors,
         "rows": [asdict(row) for row in rows],
-        "merging": merging_shares(subject, rows, config.pairs),
+        "merging": [
+            merging_share(subject, row, config.pairs)
+            for row in rows
+            if (row.phase, row.rules) == ("prefill", "natural")
+        ],
     }
 
 
@@ -153,8 +157,7 @@ def compare_engines(subject: Subject, prompts: Ids, config: BenchmarkConfig) -> 
         return [list(row.ids) for row in engine.generate(list(prompts), options).rows]
 
     def theirs(cache: str) -> list[list[int]]:
-        found = _generate(subject.backbone, prompts, config.new_tokens, cache)
-        return found.sequences[:, prompts.shape[1] :].tolist()
+        return transformers_generate(subject.backbone, prompts, config.new_tokens, cache)[0]
 
     ids: dict[str, list[list[int]]] = {}
     sides: dict[str, Callable[[], list[list[int]]]] = {OURS: ours}
@@ -202,14 +205,7 @@ def gates(report: Report) -> Gates:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    chosen = {
-        "prompt_lengths": tuple(options.lengths),
-        "batch_sizes": tuple(options.batch_sizes),
-        "new_tokens": options.new_tokens,
-        "token_reductions": tuple(options.reductions),
-        "pairs": options.pairs,
-        "warmup": options.warmup,
-    }
+    chosen = {name: getattr(options, name) for name in SETTINGS}
     config = validated(BenchmarkConfig, chosen, "the options")
     tokens = tokens_needed(config) + (config.pairs + config.warmup) * config.new_tokens
     report |= {"device": options.device, "dtype": options.dtype, "new_tokens": config.new_tokens}
@@ -228,14 +224,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 BENCHMARK: Final = Benchmark(
-    options={
+    options=SETTINGS
+    | {
         "backbones": list(BACKBONES),
-        "lengths": [256, 512, 896],
-        "batch_sizes": [1, 8],
-        "new_tokens": 64,
-        "reductions": [0.1, 0.2, 0.3, 0.4, 0.5],
-        "pairs": 10,
-        "warmup": 2,
         "dtype": {"default": "float32", "choices": tuple(DTYPES)},
         "device": default_device(),
     },

@@ -21,17 +21,17 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, TypeVar
+from typing import IO, Any, Final, NamedTuple
 
 import httpx
 import psutil
 
-from benchmarks.runner import Benchmark, Gates, Report, save, spread
+from benchmarks.runner import Benchmark, Gates, Report, ratio, save, spread
 from benchmarks.subjects import CHECKPOINT, GENERAL
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.model.umim import UMIM
@@ -53,7 +53,6 @@ _CHARACTERS: Final = (5000, 6000, 7000)  # of a document; 1.0 to 1.7 thousand to
 _TOKENS: Final = 24  # compared
 _SECONDS: Final = 900.0
 _STOP_SECONDS: Final = 60.0
-T = TypeVar("T")
 Timed = tuple[list[int], float, float]  # ids, wall seconds, CPU seconds
 # One thread, so that CPU time and wall time say the same on a quiet core; nothing is sent home.
 _ENVIRONMENT: Final = {
@@ -80,8 +79,9 @@ class Engine:
     answer: Callable[[dict[str, Any], dict[str, Any]], list[int]]
 
 
-def _llama(directory: Path, port: int) -> Sequence[object]:
-    return Path(__file__).with_name("llama_server.py"), directory / "model.gguf", port, CONTEXT
+def llama(model: Path, port: int, *kind: str) -> Sequence[object]:
+    """Return the command of a server with a cache of float32, or of a ggml type."""
+    return Path(__file__).with_name("llama_server.py"), model, port, CONTEXT, *kind
 
 
 def _vllm(directory: Path, port: int) -> Sequence[object]:
@@ -95,7 +95,7 @@ SERVERS: Final = {
     "llama": Engine(
         "llama.cpp's server",
         ENGINES / "llama" / "bin" / "python",
-        _llama,
+        lambda directory, port: llama(directory / "model.gguf", port),
         {"return_tokens": True, "verbose": True, "ignore_eos": True},
         lambda number: {"cache_prompt": False},
         lambda choice, document: document["__verbose"]["tokens"],
@@ -205,59 +205,43 @@ def prompt_of(chat: Chat, umim: UMIM, merger: PromptMerger) -> Prompt:
     return Prompt(ids.tolist(), merged, [int(token) for token in written.ids[0]])
 
 
-def _in_turn(pairs: Iterable[tuple[T, T]]) -> list[tuple[T, T]]:
-    """Return pairs, every second one the other way round; done twice, they are as before."""
-    return [(a, b) if number % 2 == 0 else (b, a) for number, (a, b) in enumerate(pairs)]
+def measure(ask: Callable[[list[list[int]], int], list[Timed]], prompts: list[Prompt]) -> Report:
+    """Time requests for one token behind prompts, which no cache helps, and compare answers.
 
-
-def _rows(prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Return raw and merged ids of all prompts in turn."""
-    return [*chain(*_in_turn((prompt.raw, prompt.merged) for prompt in prompts))]
-
-
-def measure_server(engine: Engine, export: Path, prompts: Sequence[Prompt]) -> Report:
-    """Time requests for one token behind prompts, which no cache helps, and compare answers."""
-    with tempfile.TemporaryFile() as log, running(engine, export, log) as server:
-
-        def timed(number: int, ids: list[int]) -> Timed:
-            wall, cpu = time.perf_counter(), server.cpu_seconds()
-            written = server.greedy(ids, 1, **engine.cold(number))
-            return written, time.perf_counter() - wall, server.cpu_seconds() - cpu
-
-        rows = _rows(prompts)
-        times = [timed(number, ids) for number, ids in enumerate([*rows[:2], *rows])]
-        written = [server.greedy(prompt.merged, _TOKENS) for prompt in prompts]
-    return _figures(times[2:], written, prompts)
-
-
-def measure_openvino(export: Path, prompts: Sequence[Prompt]) -> Report:
-    """Measure OpenVINO GenAI, which takes float16 weights and computes in float32."""
-
-    def asked(rows: list[list[int]], tokens: int) -> list[Timed]:
-        command, request = [OPENVINO, SCRIPT, export / "model.gguf"], {"prompts": rows}
-        return json.loads(_output(command, json.dumps({**request, "tokens": tokens})))
-
-    rows = _rows(prompts)
-    written = asked([prompt.merged for prompt in prompts], _TOKENS)
-    return _figures(asked([*rows[:2], *rows], 1)[2:], [ids for ids, *_ in written], prompts)
-
-
-def _figures(
-    times: Sequence[Timed], written: Sequence[list[int]], prompts: Sequence[Prompt]
-) -> Report:
-    """Return times in turn and their ratios by pairs, and how many answers are our engine's."""
-    pairs = _in_turn(zip(times[::2], times[1::2], strict=True))
-    figures: Report = {
-        "equal": sum(ids == prompt.wanted for ids, prompt in zip(written, prompts, strict=True)),
-        "compared": len(prompts),
-    }
+    ``ask`` gives so many tokens behind each prompt. Raw and merged ids are asked in turn, of every
+    second prompt the merged first, after a warm-up; ratios are by pairs.
+    """
+    asked: list[tuple[str, list[int]]] = []
+    for number, prompt in enumerate(prompts):
+        both = [("raw", prompt.raw), ("merged", prompt.merged)]
+        asked += both if number % 2 == 0 else reversed(both)
+    rows = [ids for _, ids in asked]
+    times = ask([*rows[:2], *rows], 1)[2:]
+    answers = ask([prompt.merged for prompt in prompts], _TOKENS)
+    same = [ids == one.wanted for (ids, *_), one in zip(answers, prompts, strict=True)]
+    figures: Report = {"equal": sum(same), "compared": len(prompts)}
     for place, name in ((2, "cpu"), (1, "wall")):
-        figures[name] = {
-            "raw": spread([raw[place] for raw, _ in pairs]),
-            "merged": spread([merged[place] for _, merged in pairs]),
-            "times": spread([raw[place] / merged[place] for raw, merged in pairs]),
-        }
+        seconds: dict[str, list[float]] = {"raw": [], "merged": []}
+        for (side, _), taken in zip(asked, times, strict=True):
+            seconds[side].append(taken[place])
+        figures[name] = {side: spread(values) for side, values in seconds.items()}
+        figures[name]["times"] = ratio(seconds, "raw", "merged")
     return figures
+
+
+def ask_server(server: Running, rows: list[list[int]], tokens: int) -> list[Timed]:
+    found = []
+    for number, ids in enumerate(rows):
+        wall, cpu = time.perf_counter(), server.cpu_seconds()
+        written = server.greedy(ids, tokens, **server.engine.cold(number))
+        found.append((written, time.perf_counter() - wall, server.cpu_seconds() - cpu))
+    return found
+
+
+def ask_openvino(export: Path, rows: list[list[int]], tokens: int) -> list[Timed]:
+    """Ask OpenVINO GenAI, which takes float16 weights and computes in float32."""
+    command = [OPENVINO, SCRIPT, export / "model.gguf"]
+    return json.loads(_output(command, json.dumps({"prompts": rows, "tokens": tokens})))
 
 
 def _output(command: Sequence[object], given: str | None = None) -> str:
@@ -294,11 +278,12 @@ def run(options: argparse.Namespace, report: Report) -> None:
         "engines": {},
     }
     for name, engine in servers.items():
-        measured = measure_server(engine, options.export, prompts)
+        with tempfile.TemporaryFile() as log, running(engine, options.export, log) as server:
+            measured = measure(partial(ask_server, server), prompts)
         report["engines"][name] = about(name, engine.name) | measured
         save(report, options.out)
     if openvino:
-        measured = measure_openvino(options.export_half, prompts)
+        measured = measure(partial(ask_openvino, options.export_half), prompts)
         report["engines"]["openvino"] = about("openvino", "OpenVINO GenAI") | measured
     report["equal"] = all(one["equal"] == one["compared"] for one in report["engines"].values())
 

@@ -40,16 +40,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from benchmarks.distillation import LIGER, OURS, PLAIN, Shape, StepBatch, compare, loss_sides
-from benchmarks.engine import merging_shares
-from benchmarks.runner import Benchmark, Gates, Report, device_name, save, spread
-from benchmarks.subjects import (
-    Ids,
-    Subject,
-    llama_config,
-    random_backbone,
-    random_subject,
-)
+from benchmarks.distillation import LIGER, OURS, PLAIN, Result, Shape, StepBatch, loss_sides
+from benchmarks.engine import merging_share
+from benchmarks.runner import Benchmark, Gates, Report, alternate, device_name, save, spread
+from benchmarks.subjects import Ids, Subject, llama_config, random_backbone, random_subject
 from umim_core.backbone.backbone import state_difference, state_tolerance
 from umim_core.backbone.shape import BackboneShape
 from umim_core.checkpoint.untrained import fresh_module
@@ -260,8 +254,8 @@ class EngineParts:
     def prefill(self, length: int) -> list[Report]:
         """Time prefills; of that by natural rules, what matching, packing and merging take."""
         rows = self.rows("prefill", 1, length, self.sizes.reductions)
-        (merging,) = merging_shares(self.subject, rows, self.sizes.pairs)
-        return [*map(asdict, rows[:-1]), asdict(rows[-1]) | {"merging": merging["share"]}]
+        natural = merging_share(self.subject, rows[-1], self.sizes.pairs)
+        return [*map(asdict, rows[:-1]), asdict(rows[-1]) | {"merging": natural["share"]}]
 
     def decode(self, batch_size: int) -> list[Report]:
         """Time decoding; a step reads all weights, and the columns of all rows."""
@@ -350,13 +344,26 @@ def distillation(sizes: Sizes, device: torch.device, flops: Roofline, what: str)
         cut = {"rows": sizes.step_rows, "segment_length": sizes.step_length}
         bounds = step_memory(shape, ModuleForm(), **cut, bf16=True, strategy="ddp", gpus=1)
         shared["bound_bytes"] = bounds["activations, loss"]
-    found = compare(sides, sizes.pairs, to=PLAIN if what == "loss" else OURS)
-    for name, figures in found.items():
-        rate = flops.check(f"{what}, {name}", work, figures["seconds"]["median"])
+    results: dict[str, Result] = {}
+    seconds = alternate(sides, sizes.pairs, warmed=results.__setitem__)
+    loss, gradient = results[PLAIN if what == "loss" else OURS]
+    rows = []
+    for name, (other_loss, other) in results.items():
+        taken = spread(seconds[name])
+        rate = flops.check(f"{what}, {name}", work, taken["median"])
         held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        extra = (peak_bytes(sides[name], device) or 0) - held
-        figures |= {"of_peak": rate / flops.peak, "bytes": extra}
-    return [{"side": name, **shared, **figures} for name, figures in found.items()]
+        figures = {
+            "side": name,
+            "seconds": taken,
+            "loss_error": abs(other_loss - loss) / abs(loss),
+            "gradient_error": float(
+                (other.float() - gradient.float()).norm() / gradient.float().norm()
+            ),
+            "of_peak": rate / flops.peak,
+            "bytes": (peak_bytes(sides[name], device) or 0) - held,
+        }
+        rows.append(shared | figures)
+    return rows
 
 
 def measure(options: argparse.Namespace, report: Report) -> None:

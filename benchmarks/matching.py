@@ -21,15 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.runner import Benchmark, Gates, Report, alternate, ratio, spread, timed
-from benchmarks.subjects import (
-    CORPUS_OPTIONS,
-    EMBEDDED,
-    SEGMENT,
-    Ids,
-    ids_file,
-    open_ids,
-    whole_segments,
-)
+from benchmarks.subjects import EMBEDDED, SEGMENT, Ids, ids_file, open_ids, whole_segments
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.mining.counting import count_ngrams
@@ -182,7 +174,7 @@ def gates(report: Report) -> Gates:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    ids = open_ids(ids_file(options), options.tokens)
+    ids = open_ids(ids_file(options.ids))
     tokenizer = load_tokenizer(options.tokenizer)
     counts = count_ngrams(*whole_segments(ids[: -options.held_out]), 5)
     searches = {"tau 5": RuleOptions(tau=5), "tau 50": RuleOptions(tau=50)}
@@ -212,8 +204,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 BENCHMARK: Final = Benchmark(
     libraries=("numba", "numpy", "pyahocorasick", "tokenizers", "transformers"),
-    options=CORPUS_OPTIONS
-    | {
+    options={
+        "ids": Path,
         "tokenizer": EMBEDDED,
         "held_out": 1 << 20,
         "rounds": 10,

@@ -2,7 +2,7 @@
 
     python -m benchmarks.merged_quality --checkpoints NAME=DIR ... --test FILES --out FILE.json
 
-Checkpoints share one backbone.
+Checkpoints share one backbone. Rows of the text are evenly spread over it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 
-from benchmarks.runner import Benchmark, Report, device_name, named, tell
+from benchmarks.answering import RAW_TAIL
+from benchmarks.runner import Benchmark, Report, device_name, tell
+from benchmarks.subjects import Ids
 from umim_core import UMIM
+from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import TargetReduction
 from umim_core.baselines.truncation import Truncation
 from umim_core.errors import ConfigError, CorpusError, require
@@ -28,57 +29,45 @@ from umim_core.evaluation.rule_damage import text_digest
 from umim_core.evaluation.scoring import Scorer, method_scorer
 from umim_core.text.sources import source_of
 from umim_core.text.token_ids import segment_rows, spread_rows
-from umim_core.text.tokens import check_known, first_ids
+from umim_core.text.tokens import first_ids
 
-_RAW_TAIL: Final = 16
-
-
-def read_rows(
-    options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase
-) -> tuple[str, list[NDArray[np.int64]]]:
-    """Return the name of the test text, and rows that are evenly spread over it."""
-    names, files = zip(*map(named, options.test), strict=True)
-    rows = segment_rows(first_ids(source_of(files), tokenizer, options.tokens), options.window)
-    rule = f"the text must have {options.rows} rows of {options.window} tokens"
-    require(len(rows) >= options.rows, CorpusError, rule, len(rows))
-    chosen = rows[spread_rows(len(rows), options.rows)]
-    check_known(int(chosen.max()), tokenizer)
-    return ", ".join(dict.fromkeys(names)), list(chosen.astype(np.int64))
+_READ: Final = 50_000_000  # tokens of the text, at most
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
+    places = [word.rpartition("=") for word in options.checkpoints]
+    names = [name or Path(place).name for name, _, place in places]
+    rule = "every checkpoint must have a name of its own"
+    require(len({*names}) == len(names), ConfigError, rule, ", ".join(names), "Say NAME=PATH.")
     models: dict[str, UMIM] = {}
-    load_options: dict[str, Any] = {
-        name: getattr(options, name) for name in ("backbone", "dtype", "device")
-    }
-    for name, where in map(named, options.checkpoints):
-        rule = "every checkpoint must have a name of its own"
-        require(name not in models, ConfigError, rule, f"{name} twice", "Say NAME=PATH.")
-        models[name] = UMIM.from_pretrained(where, budget=options.budget, **load_options)
-        load_options = {"backbone": models[name].backbone}
-    first = next(iter(models.values()))
-    backbone = first.backbone
+    backbone: Backbone | None = None
+    for name, (*_, place) in zip(names, places, strict=True):
+        of_model: Report = {"backbone": backbone}
+        if backbone is None:
+            of_model = {key: getattr(options, key) for key in ("backbone", "dtype", "device")}
+        models[name] = UMIM.from_pretrained(place, **of_model)
+        backbone = models[name].backbone
+    ids = first_ids(source_of(options.test), backbone.require_tokenizer(), _READ)
+    cut = segment_rows(ids, options.window)
+    rule = f"the text must have {options.rows} rows of {options.window} tokens"
+    require(len(cut) >= options.rows, CorpusError, rule, len(cut))
+    rows = list(cut[spread_rows(len(cut), options.rows)].astype(np.int64))
+    base = models[names[0]].merged_model.base()
+    plain = perplexity(rows, base, options.batch_size)
+    half = second_half_perplexity(rows, Scorer(base, options.window), options.batch_size)
     report["facts"]["device"] = device_name(backbone.device)
-    text, rows = read_rows(options, backbone.require_tokenizer())
-    base = first.merged_model.base()
     report |= {
         "backbone": Path(backbone.name).stem,
         "backbone_fingerprint": backbone.fingerprint,
-        "text": {
-            "name": text,
-            "rows": len(rows),
-            "tokens": sum(map(len, rows)),
-            "digest": text_digest(rows),
-        },
+        "text": {"rows": len(rows), "digest": text_digest(rows)},
         "text_name": options.text_name,
         "window": options.window,
         "dtype": options.dtype,
-        "raw_tail": _RAW_TAIL,
+        "raw_tail": RAW_TAIL,
+        "ppl_base": plain.ppl,
+        "ppl_half_base": half.ppl,
         "subjects": {},
     }
-    plain = perplexity(rows, base, options.batch_size)
-    half = second_half_perplexity(rows, Scorer(base, options.window), options.batch_size)
-    report |= {"ppl_base": plain.ppl, "ppl_half_base": half.ppl}
     for name, umim in models.items():
         report["subjects"][name] = _subject(umim, rows, plain, half, options.batch_size)
         tell(name, report["subjects"][name])
@@ -86,19 +75,19 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 def _subject(
     umim: UMIM,
-    rows: Sequence[np.ndarray],
+    rows: Sequence[Ids],
     plain: PerplexityResult,
     half: PerplexityResult,
     batch_size: int,
 ) -> Report:
-    model, share = umim.merged_model, umim.merged_model.saved_share
+    model, share, window = umim.merged_model, umim.merged_model.saved_share, len(rows[0])
     aligned = evaluate_alignment(rows, model, batch_size)
     read = perplexity(rows, model, batch_size)
-    prompts = model.reading("prompt", _RAW_TAIL)
-    behind = second_half_perplexity(rows, Scorer(prompts, len(rows[0])), batch_size)
-    saving, cut = behind.token_reduction * share, Scorer(model.base(), len(rows[0]))
+    prompts = Scorer(model.reading("prompt", RAW_TAIL), window)
+    behind = second_half_perplexity(rows, prompts, batch_size)
+    saving, cut = behind.token_reduction * share, Scorer(model.base(), window)
     if saving:
-        cut = method_scorer(Truncation(), model.base(), len(rows[0]), TargetReduction(saving))
+        cut = method_scorer(Truncation(), model.base(), window, TargetReduction(saving))
     return {
         "form": umim.checkpoint.config.form(),
         "rules": len(umim.rules),
@@ -125,13 +114,11 @@ def _ratio(own: PerplexityResult, base: PerplexityResult) -> Report:
 BENCHMARK: Final = Benchmark(
     options={
         "checkpoints": {"nargs": "+", "required": True, "metavar": "[NAME=]PATH"},
-        "test": {"nargs": "+", "required": True, "metavar": "[NAME=]FILE"},
+        "test": {"nargs": "+", "required": True, "metavar": "FILE"},
         "text_name": "general English",
         "backbone": str,
-        "budget": float,
         "rows": 32,
         "window": 512,
-        "tokens": 50_000_000,
         "dtype": {"default": "float32", "choices": ("float32", "bfloat16")},
         "device": "cpu",
         "batch_size": 4,

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +16,12 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from umim_core.cli.console_output import telling
 from umim_core.errors import ConfigError, require
-from umim_core.evaluation.paired_differences import mean_difference_error
-from umim_core.store.artifacts import json_digest, read_json, write_json
 from umim_core.store.disk import check_writable, write_bytes
 
 if TYPE_CHECKING:
@@ -65,7 +63,10 @@ class Benchmark:
     libraries: Sequence[str] = ("numpy", "torch", "transformers")
 
     def main(self, arguments: list[str] | None = None) -> int:
-        """Run it; 1 if a gate is missed or a result differs."""
+        """Run it; write results, page and figure, print page and one JSON line.
+
+        Returns 1 if a gate is missed or a result differs.
+        """
         name = Path(self.measure.__code__.co_filename).stem
         doc = self.measure.__globals__["__doc__"]
         options = parse(doc, self.options | {"out": Path, "commit": str}, arguments)
@@ -74,14 +75,21 @@ class Benchmark:
         with telling(f"benchmarks.{name}"):
             _check_paths(options)
             self.measure(options, report)
-        self.judge(report)
-        return close(report, options.out)
-
-    def judge(self, report: Report) -> None:
         if self.gates is not None:
             gates = report["gates"] = self.gates(report)
             same = [gate[2] for name, gate in gates.items() if name.endswith(self.equal)]
-            report["equal"] = all(same) and (report["equal"] if "equal" in report else bool(same))
+            report["equal"] = all(same) and report.get("equal", bool(same))
+        # Not in the processes that are measured: it draws.
+        from docs.make.results import benchmark_page, documents_of
+
+        save(report, options.out)
+        for document in documents_of(options.out) if options.out is not None else ():
+            document.write()
+        text = json.dumps(report)
+        print(benchmark_page(json.loads(text)))
+        print(text)
+        passed = [gate[2] for gate in report.get("gates", {}).values()]
+        return int(not (report.get("equal", True) and all(passed)))
 
 
 def parse(
@@ -127,24 +135,6 @@ def _check_paths(options: argparse.Namespace) -> None:
         check_writable(options.out.parent)
 
 
-def named(word: str) -> tuple[str, str]:
-    """Return name and place of an option ``[NAME=]PATH``; a bare path goes by its last part."""
-    name, _, place = word.rpartition("=")
-    return name or Path(place).name, place
-
-
-def kept(folder: Path | None, decides: object, make: Callable[[], Any]) -> Any:
-    """Return what is made of all that ``decides`` names; what lies in the folder is read there."""
-    if folder is None:
-        return make()
-    file = folder / f"{json_digest(decides)}.json"
-    if not file.exists():
-        made = make()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(file, made)
-    return read_json(file)
-
-
 def fresh(run: Callable[..., T], *arguments: object) -> T:
     """Return what a function gives in a process of its own, which has run nothing else."""
     with ProcessPoolExecutor(1, get_context("spawn"), fix_threads) as pool:
@@ -179,45 +169,9 @@ def save(report: Report, out: Path | None) -> None:
         write_bytes(out, (json.dumps(report, indent=2) + "\n").encode())
 
 
-def close(report: Report, out: Path | None) -> int:
-    """Write the results, their page and figure, print page and one JSON line; return the status."""
-    # Not in the processes that are measured: it draws.
-    from docs.make.results import benchmark_page, documents_of
-
-    save(report, out)
-    for document in documents_of(out) if out is not None else ():
-        document.write()
-    text = json.dumps(report)
-    print(benchmark_page(json.loads(text)))
-    print(text)
-    gates = report.get("gates", {}).values()
-    return int(not report.get("equal", True) or not all(passed for _, _, passed in gates))
-
-
 def tell(*measured: object) -> None:
     """Say what was measured so far."""
     print(*measured, file=sys.stderr, flush=True)
-
-
-def difference(own: Sequence[float], base: Sequence[float]) -> dict[str, float | None]:
-    """Return the difference of two means over the same questions, with its paired error."""
-    return {"mean": mean(own) - mean(base), "std": mean_difference_error(own, base)}
-
-
-def points(right: Sequence[bool], base: Sequence[bool]) -> dict[str, float | None]:
-    """Return the difference to the base model in per cent of questions."""
-    return difference(*([100.0 * one for one in side] for side in (right, base)))
-
-
-def kept_right(right: Sequence[bool], base: Sequence[bool]) -> Report:
-    """Return how many answers are right, and of the base model's right ones; and the points."""
-    change = points(right, base)
-    return {
-        "right": sum(right),
-        "kept": [sum(map(all, zip(right, base, strict=True))), sum(base)],
-        "points": change["mean"],
-        "points_error": change["std"],
-    }
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -281,21 +235,19 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-def peak_bytes() -> float:
-    """Return the largest resident memory of this process so far, in bytes.
+def memory_of(run: Callable[[], T]) -> tuple[float, T]:
+    """Return by how many bytes the resident memory of this process grows in a run, and its result.
 
     Linux only. ``getrusage`` will not do: a child begins with the peak of the process that started
     it.
     """
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith("VmHWM:")]
-    return float(line.split()[1]) * 1024
 
+    def peak() -> float:
+        (line,) = re.findall(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        return float(line) * 1024
 
-def memory_of(run: Callable[[], T]) -> tuple[float, T]:
-    """Return by how many bytes the peak of this process grows in one run, and its result."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins again at what is held now
-    before = peak_bytes()
+    before = peak()
     result = run()
-    return peak_bytes() - before, result
+    return peak() - before, result

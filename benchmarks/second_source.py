@@ -26,9 +26,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.answering import CHECKPOINT_OPTIONS, kept_right, load
 from benchmarks.calls import as_written, file_of
-from benchmarks.runner import Benchmark, Gates, Report, kept_right, tell
-from benchmarks.subjects import CHECKPOINT_OPTIONS, load
+from benchmarks.runner import Benchmark, Gates, Report, tell
 from umim_core import UMIM
 from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, require

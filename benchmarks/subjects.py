@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.runner import Report, device_name
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.devices import usable_device
 from umim_core.backbone.model_files import DTYPES
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.untrained import fresh_module
-from umim_core.config.form import Merge, ModuleForm
+from umim_core.config.form import ModuleForm
 from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.docstring_corpus import build_corpus, held_out_text, read_documents
 from umim_core.errors import ArtifactError, CorpusError, require
@@ -30,7 +29,7 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.text.sources import JsonLines
-from umim_core.text.token_ids import Offsets, segment_borders
+from umim_core.text.token_ids import segment_borders
 from umim_core.text.tokens import first_ids, tokenize_parts
 
 RANDOM: Final = "random-llama"
@@ -41,17 +40,6 @@ PASSAGE: Final = 64  # tokens
 SEGMENT: Final = 512
 EMBEDDED: Final = "umim-docs-llama"
 DOCSTRINGS: Final = Path(".umim/benchmarks/docstrings.npy")
-CORPUS_OPTIONS: Final[dict[str, object]] = {"ids": Path, "tokens": int}
-# What the benchmarks of answers load, see load().
-CHECKPOINT_OPTIONS: Final[dict[str, object]] = {
-    "checkpoint": {"required": True},
-    "name": str,
-    "backbone": str,
-    "budget": float,
-    "dtype": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
-    "device": "cpu",
-    "most": 1000,
-}
 Ids = NDArray[np.int64]
 _PHRASES: Final = 4_000
 _TAU: Final = 5
@@ -84,61 +72,26 @@ def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
     if name == RANDOM:
         return random_subject(_RANDOM_CONFIG, tokens, dtype=dtype, device=usable_device(device))
     umim = UMIM.from_pretrained(name, dtype=dtype, device=device)
-    if name not in BACKBONES:
-        text, ids = general_text(umim, tokens)
-        return Subject(umim.merged_model, ids, text)
+    files = [] if name in BACKBONES else sorted(GENERAL.glob("*-test.jsonl.gz"))
+    if files:
+        return Subject(umim.merged_model, *general_text(umim, files, tokens))
     ids = np.array(umim.backbone.encode(held_out_text())[:tokens], dtype=np.int64)
-    return Subject(umim.merged_model, ids)
+    text = "" if name in BACKBONES else "docstrings of the installed packages, test split"
+    return Subject(umim.merged_model, ids, text)
 
 
-def load(
-    options: argparse.Namespace,
-    report: Report,
-    target_tr: float | None = None,
-    backbone: Backbone | None = None,
-) -> UMIM:
-    """Load the checkpoint of ``CHECKPOINT_OPTIONS``, and report what it is."""
-    where: dict[str, Any] = {"budget": options.budget, "target_tr": target_tr}
-    of_model = ("backbone", "dtype", "device") if backbone is None else ()
-    where |= {"backbone": backbone} | {name: getattr(options, name) for name in of_model}
-    umim = UMIM.from_pretrained(options.checkpoint, **where)
-    report["facts"]["device"] = device_name(umim.backbone.device)
-    report |= {
-        "checkpoint": options.name or Path(options.checkpoint).name,
-        "backbone": Path(umim.backbone.name).stem,
-        "rules": len(umim.rules),
-        "dtype": options.dtype,
-    }
-    return umim
-
-
-def identity(umim: UMIM, merge: Merge) -> list[object]:
-    """Return what decides an answer beside the prompt: the backbone, and what merges."""
-    model: list[object] = [umim.backbone.fingerprint, str(umim.backbone.dtype)]
-    if merge != "none":
-        form = umim.checkpoint.config.form()
-        model += [merge, form, umim.rules.digest, umim.module.digest()]
-    return model
-
-
-def general_text(umim: UMIM, tokens: int) -> tuple[str, Ids]:
-    """Return what held-out text this is, and its ids: passages of every kind of text in turn."""
-    files = sorted(GENERAL.glob("*-test.jsonl.gz"))
-    if not files:
-        ids = np.array(umim.backbone.encode(held_out_text()), dtype=np.int64)
-        return "docstrings of the installed packages, test split", ids[:tokens]
+def general_text(umim: UMIM, files: Sequence[Path], tokens: int) -> tuple[Ids, str]:
+    """Return passages of every kind of text in turn as ids, and what text this is."""
     tokenizer = umim.backbone.require_tokenizer()
     passages = -(-tokens // (PASSAGE * len(files)))
+    size = passages, PASSAGE
     kinds = [
-        np.resize(
-            first_ids(JsonLines(paths=(str(file),)), tokenizer, passages * PASSAGE),
-            (passages, PASSAGE),
-        )
+        np.resize(first_ids(JsonLines(paths=(str(file),)), tokenizer, passages * PASSAGE), size)
         for file in files
     ]
     names = ", ".join(file.name.removesuffix("-test.jsonl.gz") for file in files)
     ids = np.stack(kinds, axis=1).reshape(-1).astype(np.int64)
-    return f"general English ({names}), test split, passages of {PASSAGE} tokens in turn", ids
+    return ids, f"general English ({names}), test split, passages of {PASSAGE} tokens in turn"
 
 
 def llama_config(positions: int, **sizes: int) -> LlamaConfig:
@@ -163,14 +116,11 @@ def random_subject(
     """Return a backbone of random weights, a fresh module, and rules mined on random phrases."""
     backbone = random_backbone(config, dtype=dtype, device=device)
     text = phrase_text(mined + tokens, config.vocab_size)
-    rules = mined_rules(*whole_segments(text[:mined]), RuleOptions(tau=_TAU))
+    options = RuleOptions(tau=_TAU)
+    counts = count_ngrams(*whole_segments(text[:mined].astype(np.int32)), options.tau)
+    rules = RuleSet.from_counts(counts, RuleOrigin(options=options))
     module = fresh_module(backbone, rules, ModuleForm(), seed=0).requires_grad_(False)
     return Subject(MergedModel(backbone, module, Matcher(rules)), text[mined:])
-
-
-def mined_rules(ids: NDArray[np.integer], borders: Offsets, options: RuleOptions) -> RuleSet:
-    counts = count_ngrams(ids.astype(np.int32), borders, options.tau)
-    return RuleSet.from_counts(counts, RuleOrigin(options=options))
 
 
 def phrase_text(tokens: int, vocab: int) -> Ids:
@@ -189,38 +139,37 @@ def phrase_text(tokens: int, vocab: int) -> Ids:
     return np.concatenate(parts)[:tokens]
 
 
-def ids_file(options: argparse.Namespace) -> Path:
-    """Return the file of ids; where none was given, that of the training docstrings, built once."""
-    if options.ids is not None:
-        open_ids(options.ids)  # refuses what is none, before anything is measured
-        return Path(options.ids).resolve()
+def ids_file(given: Path | None) -> Path:
+    """Return the file of ids; where none is given, that of the training docstrings.
+
+    It is built once, in minutes.
+    """
+    if given is not None:
+        open_ids(given)  # refuses what is none, before anything is measured
+        return given.resolve()
     file = DOCSTRINGS.resolve()
     if not file.exists():
-        texts = ((text, True) for text in docstrings("train"))
-        ids = [ids for ids, _ in tokenize_parts(texts, load_tokenizer(EMBEDDED))]
+        with tempfile.TemporaryDirectory(prefix="docstrings-") as folder:
+            build_corpus(Path(folder) / "built", workers=2)
+            documents = read_documents(Path(folder) / "built" / "train.jsonl")
+            texts = ((one.text, True) for one in documents)
+            ids = [ids for ids, _ in tokenize_parts(texts, load_tokenizer(EMBEDDED))]
         save_array(file, np.concatenate(ids).astype(np.uint32))
     return file
 
 
-def open_ids(path: Path, tokens: int | None = None) -> NDArray[np.integer]:
-    """Map the first ``tokens`` ids of a file into memory."""
+def open_ids(path: Path) -> NDArray[np.integer]:
+    """Map a file of ids into memory."""
     rule, remedy = f"{path} must be a flat .npy array of integers", "Write one with numpy.save."
     try:
         ids = open_array(path)
     except ArtifactError as error:
         raise CorpusError(rule, error.value, remedy) from error
     require(ids.ndim == 1 and ids.dtype.kind in "iu", CorpusError, rule, ids.shape, remedy)
-    return ids[:tokens]
+    return ids
 
 
 def whole_segments(ids: NDArray[np.integer]) -> tuple[NDArray[np.integer], range]:
     """Return ids without the remainder of a segment, and the borders."""
     borders = segment_borders(len(ids), SEGMENT)
     return ids[: borders[-1]], borders
-
-
-def docstrings(split: str) -> list[str]:
-    """Return a split of the docstring corpus, which takes minutes to build."""
-    with tempfile.TemporaryDirectory(prefix="docstrings-") as folder:
-        build_corpus(Path(folder) / "built", workers=2)
-        return [one.text for one in read_documents(Path(folder) / "built" / f"{split}.jsonl")]

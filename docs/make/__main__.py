@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from os.path import relpath
 from typing import Final
 
 from docs.make import readme, recipe_fields, results
@@ -32,22 +31,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="docs.make", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MAKERS)}; all")
     parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument("--folder", type=Path, default=RESULTS, help="of the result files")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(MAKERS):
         parser.error(f"unknown documents {sorted(unknown)}; there are {', '.join(MAKERS)}")
-    makers = MAKERS | {"results": partial(results.documents, options.folder)}
     outdated = [
         document
         for name in options.names or MAKERS
-        for document in makers[name]()
+        for document in MAKERS[name]()
         if not document.current()
     ]
     for document in outdated:
         if not options.check:
             document.write()
-        path = document.path
-        print(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+        print(relpath(document.path, ROOT))
     return int(options.check and bool(outdated))
 
 

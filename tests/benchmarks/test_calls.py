@@ -139,9 +139,9 @@ def test_every_side_is_asked_of_functions_that_no_training_sees(
         answers = [{"id": t["name"], "ground_truth": [{t["name"]: {"x": ["a"]}}]} for t in tools]
         for place, lines in ((tmp_path, rows), (tmp_path / "possible_answer", answers)):
             (place / f"BFCL_v4_{name}.json").write_text("\n".join(map(json.dumps, lines)))
-    questions = list(read_questions(tmp_path, SETS, 5))
+    questions = list(read_questions(tmp_path, 5))
     assert [q.tools[0]["function"]["name"] for q in questions] == ["unseen"] * len(SETS)
-    assert not list(read_questions(tmp_path, SETS, 5, after=1))
+    assert not list(read_questions(tmp_path, 5, after=1))
     questions = questions[:2]
     umim = UMIM.from_pretrained("umim-docs-llama", dtype="float32")
     umim = UMIM(umim.backbone, umim.checkpoint.recommending("prompt", 0, ["tools"]))

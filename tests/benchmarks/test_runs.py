@@ -32,9 +32,9 @@ FILES: dict[str, Callable[[np.random.Generator], np.ndarray | str]] = {
     "humaneval.jsonl": lambda rng: json.dumps(HUMANEVAL),
 }
 QUICK = {
-    "engine": f"--backbones {SMALL} --lengths 64 --batch-sizes 1 3 --new-tokens 4 --pairs 1 "
-    "--warmup 0 --reductions 0.5 --device cpu",
-    "merged_quality": f"--checkpoints a={SMALL} b={SMALL} --test t=text.txt --rows 2 --window 64",
+    "engine": f"--backbones {SMALL} --prompt-lengths 64 --batch-sizes 1 3 --new-tokens 4 --pairs 1 "
+    "--warmup 0 --token-reductions 0.5 --device cpu",
+    "merged_quality": f"--checkpoints a={SMALL} b={SMALL} --test text.txt --rows 2 --window 64",
     "problems": f"--checkpoint {SMALL} --humaneval humaneval.jsonl --dtype float32",
 }
 FULL = {

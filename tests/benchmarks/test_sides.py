@@ -11,20 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import mining
-from benchmarks.answers import HALVES, LISTS, Question, answer_shortened, questions
+from benchmarks import answers, engines, mining
+from benchmarks.answering import answer, answer_shorter, points, truncated
+from benchmarks.answers import HALVES, LISTS, Question, answer_all, questions, summary
 from benchmarks.distillation import HAS_LIGER, LIGER, OURS, PLAIN, Shape, loss_sides
 from benchmarks.matching import AhoCorasick, Spans, compare
-from benchmarks.mining import Grams, make_sides
-from benchmarks.problems import answer, answer_shorter, solves_function, solves_word_problem
-from benchmarks.runner import points
+from benchmarks.mining import Counts, make_sides
+from benchmarks.problems import solves_function, solves_word_problem
 from benchmarks.subjects import SEGMENT
 from support.ngram_oracle import units_of
+from support.servers import CHATML
 from umim_core import UMIM
-from umim_core.baselines.methods import Text
-from umim_core.baselines.registry import find_baseline
-from umim_core.errors import ConfigError
 from umim_core.mining.counting import count_ngrams
+from umim_core.model.inputs import encode_prompts
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 
@@ -70,10 +69,9 @@ def test_all_sides_of_mining_find_the_same_and_one_that_finds_less_is_seen(
     assert min(report["rules"].values()) > 0
     whole = sides[mining.POLARS]
 
-    def short() -> Grams:
-        result = whole.run()
-        keys, found = result[4]
-        return {**result, 4: (keys[1:], found[1:])}
+    def short() -> list[Counts]:
+        *others, (keys, found) = whole.run()
+        return [*others, (keys[1:], found[1:])]
 
     few = {mining.OURS: sides[mining.OURS], mining.POLARS: replace(whole, run=short)}
     found = mining.compare(few, len(ids), rounds=1)["same"]
@@ -91,6 +89,25 @@ def test_all_sides_of_the_loss_agree() -> None:
         other_loss, other = side()
         assert other_loss == pytest.approx(loss, rel=1e-5)
         torch.testing.assert_close(other, gradient, rtol=1e-4, atol=1e-7)
+
+
+# --- other engines
+
+
+def test_raw_and_merged_prompts_are_timed_by_pairs_in_turn() -> None:
+    prompts = [engines.Prompt([1] * n, [n] * 2, [n]) for n in (4, 6, 8)]
+    asked: list[int] = []
+
+    def ask(rows: list[list[int]], tokens: int) -> list[engines.Timed]:
+        asked.extend(map(len, rows))
+        return [([ids[0]], float(len(ids)), 2.0 * len(ids)) for ids in rows]
+
+    found = engines.measure(ask, prompts)
+    assert asked == [4, 2, *(4, 2), *(2, 6), *(8, 2), *(2, 2, 2)]
+    assert (found["equal"], found["compared"]) == (3, 3)
+    for clock, times in (("wall", 1), ("cpu", 2)):
+        medians = {name: figures["median"] for name, figures in found[clock].items()}
+        assert medians == {"raw": 6.0 * times, "merged": 2.0 * times, "times": 3.0}
 
 
 # --- questions and answers
@@ -125,21 +142,40 @@ def test_a_key_is_a_whole_word(answer: str, accepted: bool) -> None:
     assert Question("q", "?", ("cat", "7")).accepts(answer) is accepted
 
 
-@pytest.mark.parametrize("name", ["truncation", "selective-context", "h2o", "streaming-llm"])
-def test_every_method_realises_the_saving(tiny_umim: UMIM, name: str) -> None:
-    """Of a prompt [24] whose first four and last four tokens are protected."""
-    ids = np.arange(24, dtype=np.int64) % tiny_umim.backbone.vocab_size
-    protected = np.arange(24) % 20 < 4
-    prompt = Text(ids, protected, ids[-4:])
-    method = find_baseline(name).make(tiny_umim.backbone, tiny_umim.matcher)
-    text, saving = answer_shortened(method, prompt, 0.25, tiny_umim, new_tokens=3)
-    assert saving == pytest.approx(0.25)
-    if name == "truncation":
-        rest, plain = np.concatenate([ids[:4], ids[10:]]), {"do_sample": False, "merge": "none"}
-        assert text == tiny_umim.generate(rest, max_new_tokens=3, **plain).text[0]
-    spans = find_baseline("random-spans").make(tiny_umim.backbone, tiny_umim.matcher)
-    with pytest.raises(ConfigError, match="drop tokens"):
-        answer_shortened(spans, prompt, 0.25, tiny_umim, new_tokens=3)
+def test_truncation_realises_the_saving_and_keeps_template_and_end(
+    tiny_umim: UMIM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, text = tiny_umim.backbone, " ".join(f"w{number}" for number in range(1, 31))
+    ids = backbone.encode(text)
+    assert truncated(text, 0.25, backbone).tolist() == ids[round(0.25 * len(ids)) :]
+    assert truncated(text, 0.9, backbone).tolist() == ids[-16:]
+    monkeypatch.setattr(backbone.require_tokenizer(), "chat_template", CHATML)
+    chat = [{"role": "user", "content": text}]
+    (whole,) = encode_prompts([chat], backbone, None)
+    ((first, end),) = whole.parts
+    wanted = [*whole.ids[:first], *whole.ids[first + 10 :]]
+    assert truncated(chat, 10 / len(whole.ids), backbone).tolist() == wanted
+    assert end - first > 26
+
+
+def test_what_the_base_model_knows_is_asked_again_from_shorter_prompts(
+    tiny_umim: UMIM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny_umim.backbone.require_tokenizer(), "chat_template", CHATML)
+    text = " ".join(f"w{number}" for number in range(1, 31)) + " w1 w2 w3"
+    options = argparse.Namespace(batch_size=1, answers=None)
+    monkeypatch.setattr(answers, "NEW", 3)
+    greedy = {"max_new_tokens": 3, "do_sample": False, "merge": "none"}
+    said = tiny_umim.generate([{"role": "user", "content": text}], **greedy).text[0].lower()
+    word = re.findall(r"\w+", said)[0]
+    asked = [Question("unknown", text, ("nowhere",)), Question("known", text, (word,))]
+    found = summary(list(answer_all(asked, tiny_umim, options)))
+    assert (found["questions"], found["accepted"]) == (2, 1)
+    assert [list(row["sides"]) for row in found["rows"]] == [
+        ["base"],
+        ["base", "umim, raw tail 16", "truncation"],
+    ]
+    assert found["sides"]["base"]["kept"] == 1 and found["sides"]["truncation"]["saving"] > 0
 
 
 @pytest.mark.parametrize(
@@ -183,6 +219,8 @@ def test_every_side_answers_every_problem_in_its_place_and_goes_on_where_it_was_
     assert base == [tiny_umim.generate([text], **greedy).text[0] for text in asked]
     assert none_saved == [0.0] * 3
     found = answer_shorter(tiny_umim, asked, 3, options)
-    assert set(found[0]) == {"umim", "truncation"} and 0.0 <= found[1] < 1.0
+    assert set(found[0]) == {"umim", "truncation"} and all(
+        0.0 <= saving < 1.0 for saving in found[1]
+    )
     monkeypatch.setattr(tiny_umim.engine, "generate", None)  # read again, not asked again
     assert answer_shorter(tiny_umim, asked, 3, options) == found
