@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support.engine_matrix import build, from_scratch, module_for
-from support.merged_models import placed
+from support.merged_models import cuts_of, placed
 from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation import alignment
@@ -153,17 +153,13 @@ def joined(values: list[dict[str, Tensor]]) -> dict[str, float]:
     return {name: float(torch.cat([v[name] for v in values]).mean()) for name in METRICS}
 
 
-def units_of(matcher: Matcher, ids: np.ndarray) -> list[tuple[int, int]]:
-    return list(zip(*(part.tolist() for part in matcher.segment(ids)), strict=True))
-
-
 def states_of(
     merged_model: MergedModel, row: np.ndarray
 ) -> Iterator[tuple[np.ndarray, list[tuple[int, int]], dict[str, Tensor]]]:
     """Tokens, units and metrics of each state of a row from the first merge on, a forward each."""
     backbone, matcher = merged_model.backbone, merged_model.require_matcher()
     for size in range(1, len(row) + 1):
-        prefix, units = row[:size], units_of(matcher, row[:size])
+        prefix, units = row[:size], cuts_of(matcher, row[:size])
         if max(length for _, length in units) > 1:
             prompt = [(matcher, [prefix.tolist()])]
             positions = merged_model.unit_positions
@@ -187,7 +183,7 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
     merged_model, rows = placed(model_of(spans, family), unit_positions), rows_of(spans)
     states, by_row = [], []
     for row in rows:
-        ends = {start + n for start, n in units_of(merged_model.require_matcher(), row)}
+        ends = {start + n for start, n in cuts_of(merged_model.require_matcher(), row)}
         found_of_row = [(len(prefix), values) for prefix, _, values in states_of(merged_model, row)]
         states += [values for _, values in found_of_row]
         by_row.append([values for size, values in found_of_row if size in ends])
@@ -219,7 +215,7 @@ def by_hand(merged_model: MergedModel, rows: list[np.ndarray], window: int) -> D
     orders = matcher.rules.ids_by_order.values()
     found: Damage = {tuple(ids): [0.0, 0.0, 0.0] for rules in orders for ids in rules.tolist()}
     for row in rows:
-        whole = units_of(matcher, row)
+        whole = cuts_of(matcher, row)
         for prefix, units, values in states_of(merged_model, row):
             start, length = units[-1]
             if length > 1:

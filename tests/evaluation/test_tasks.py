@@ -8,8 +8,6 @@ from typing import Any
 
 import lm_eval.tasks
 import pytest
-import torch
-from lm_eval.api.instance import Instance
 from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
@@ -17,7 +15,7 @@ from lm_eval.tasks import TaskManager
 from support.harness_files import write_data_set
 from support.tiny_table import write_questions
 from tasks.stages.adaptation import compared
-from tests.evaluation.conftest import byte_tokenizer, task_config
+from tests.evaluation.conftest import byte_tokenizer, likelihoods, task_config
 from umim_core.adaptation.choices import encode_questions
 from umim_core.config.form import Merge
 from umim_core.config.recipe import DEFAULT_TASK
@@ -134,63 +132,45 @@ def test_every_task_has_a_file_for_lm_evals_command() -> None:
 
 
 CHOICES = ["sat on the mat", "near the old cat house by the sea"]
-
-
-Rows = list[dict[str, object]]
-ROWS: Rows = [
+ROWS: list[dict[str, object]] = [
     {"text": f"the {word}", "choices": CHOICES, "gold": gold}
     for word, gold in (("cat", 0), ("dog and the old log", 1), ("sea", 1), ("mat", 0))
 ]
+BEGUN = [{**ROWS[0], "text": "<|endoftext|>the cat"}]  # as a chat template may write it
 
 
-def run(model: HFLM, rows: Rows = ROWS) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+@pytest.mark.parametrize(("merge", "rows"), [(None, ROWS), ("all", BEGUN)])
+def test_one_forward_over_the_sequence_gives_the_scores(
+    merge: str | None, rows: list[dict[str, object]], backbone_path: Path, checkpoint_path: Path
+) -> None:
+    settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "batch_size": 2}
+    if merge is None:
+        model = HFLM(pretrained=str(backbone_path), add_bos_token=True, **settings)
+    else:
+        model = UmimLM(str(checkpoint_path), merge, **settings)
     own = {"doc_to_text": "text", "doc_to_choice": "choices", "doc_to_target": "gold"}
     config = task_config("multiple_choice", rows, **{"class": SequenceTask}, **own)
     (task,) = load_tasks([config]).values()
     assert isinstance(task, SequenceTask)
     task.tokenizer = model.tokenizer
-    return run_task(model, task)
-
-
-def whole_sequence_means(model: HFLM, sample: dict[str, Any]) -> list[float]:
-    """Score prompt and answer in one forward behind the BOS token."""
-    means = []
-    for context, answer in sample["arguments"][:-1]:
-        ids = model.tokenizer(context + answer, add_special_tokens=False)["input_ids"]
-        rows = torch.tensor([[model.prefix_token_id, *ids]])
-        with torch.no_grad():
-            logits = model.model(rows).logits[0, :-1].double().log_softmax(-1)
-        means.append(float(logits[torch.arange(len(ids)), torch.tensor(ids)].mean()))
-    return means
-
-
-def test_one_forward_over_the_sequence_gives_the_scores(backbone_path: Path) -> None:
-    settings = {"dtype": "float32", "device": "cpu", "add_bos_token": True}
-    model = HFLM(pretrained=str(backbone_path), batch_size=2, **settings)
-    found, samples = run(model)
+    found, samples = run_task(model, task)
     hits = []
     for sample in samples:
         *answers, (prompt, _, tokens) = sample["filtered_resps"]
-        means = [(prompt + score) / (tokens + length) for score, _, length in answers]
-        wanted = whole_sequence_means(model, sample)
-        assert means == pytest.approx(wanted, abs=1e-5)
-        hits.append(wanted.index(max(wanted)) == sample["target"])
+        texts = [context + answer for context, answer in sample["arguments"][:-1]]
+        whole = model.loglikelihood(likelihoods(("", text) for text in texts), disable_tqdm=True)
+        sums = [score for score, _ in whole]
+        assert [prompt + score for score, _, _ in answers] == pytest.approx(sums, abs=1e-4)
+        counts = [
+            len(model.tok_encode(text, add_special_tokens=False)) - (rows is BEGUN)
+            for text in texts
+        ]
+        assert [tokens + length for _, _, length in answers] == counts
+        means = [score / count for score, count in zip(sums, counts, strict=True)]
+        hits.append(means.index(max(means)) == sample["target"])
     assert found["acc_seq,none"] == sum(hits) / len(hits)
     assert {"acc,none", "acc_norm,none"} <= found.keys()
-
-
-def test_merged_parts_add_up_to_the_merged_sequence(checkpoint_path: Path) -> None:
-    prompt = "<|endoftext|>the cat"  # the prefix token, as a chat template may write it
-    row: dict[str, object] = {"text": prompt, "choices": CHOICES, "gold": 0}
-    model = UmimLM(str(checkpoint_path), "all", dtype="float32", device="cpu", batch_size=3)
-    _, (sample,) = run(model, [row])
-    assert model.realised["token_reduction"] > 0.05
-    *answers, (alone, _, tokens) = sample["filtered_resps"]
-    requests = [Instance("loglikelihood", {}, ("", f"{prompt} {text}"), 0) for text in CHOICES]
-    whole = model.loglikelihood(requests, disable_tqdm=True)
-    sums = [alone + score for score, _, _ in answers]
-    assert sums == pytest.approx([score for score, _ in whole], abs=1e-4)
-    assert tokens == len(model.tok_encode(prompt)) - 1
+    assert merge is None or model.realised["token_reduction"] > 0.05
 
 
 COPA = [

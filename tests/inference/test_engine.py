@@ -30,7 +30,7 @@ from support.engine_matrix import (
     tail_apart,
 )
 from support.merge_modules import give_rows
-from support.merged_models import oracle_states, placed, random_merged_model
+from support.merged_models import cuts_of, oracle_states, placed, random_merged_model
 from support.pairwise import pairwise
 from support.tiny_models import forwards_of, written_by_transformers
 from umim_core.backbone.backbone import Backbone
@@ -38,7 +38,7 @@ from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
 from umim_core.inference.batch import exhaust
 from umim_core.inference.engine import Engine
-from umim_core.inference.outputs import Forward, Generation
+from umim_core.inference.outputs import Forward, Generation, merged_spans
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Matcher, Parts, PromptIds
@@ -255,8 +255,7 @@ def recomputed(model: MergedModel, prompts: list[Prompt]) -> list[tuple[torch.Te
         units, ids = [], list[int]()
         assert not isinstance(matchers, Matcher)
         for matcher, part in zip(matchers, parts, strict=True):
-            cut = zip(*matcher.segment(np.array(part, dtype=np.int64)), strict=True)
-            units += [(len(ids) + int(start), int(length)) for start, length in cut]
+            units += [(len(ids) + start, tokens) for start, tokens in cuts_of(matcher, part)]
             ids += part
         found.append((backbone.head(oracle_states(model, ids, units)[-1]), len(units)))
     return found
@@ -320,11 +319,7 @@ def test_engine_equals_recompute(
         output = Engine(model).generate(asked, options, past=past)
         for b, row in enumerate(output.rows):
             assert row.ids[:-1] == tuple(chosen[b])  # no merge altered what was chosen
-            spans = [
-                (int(s), int(n))
-                for s, n in zip(*decoding.segment(np.array(chosen[b])), strict=True)
-            ]
-            assert row.generated_spans == tuple((s, n) for s, n in spans if n > 1)
+            assert row.generated_spans == merged_spans(decoding.segment(np.array(chosen[b])))
             parts[b].append(list(row.ids[:-1]))
             by[b].append(decoding)
     assert output is not None and len(steps) == turns * new * rows

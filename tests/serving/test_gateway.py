@@ -95,6 +95,10 @@ def test_a_client_that_goes_ends_the_engines_work(export: Path) -> None:
 
 
 USER = {"role": "user", "content": QUESTIONS[0]}
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [USER]},
+    COMPLETIONS: {"prompt": QUESTIONS[0]},
+}
 GOOD = {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}], "usage": {"x": 1}}
 
 
@@ -171,7 +175,7 @@ def test_what_cannot_be_translated_is_502(pair: tuple[OddEngine, str], body: byt
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "upstream_malformed"
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(
     "said", [{}, {"choices": []}, {"error": "no room"}, {"error": {"message": "no room"}}]
 )
@@ -180,13 +184,12 @@ def test_an_answer_without_choices_is_502(
 ) -> None:
     engine, url = pair
     engine.answers[COMPLETIONS] = plain(json.dumps(said).encode())
-    body = {"prompt": QUESTIONS[0]} if path == COMPLETIONS else {"messages": [USER]}
-    answer = post(url, path, **body)
+    answer = post(url, path, **BODIES[path])
     assert answer.status_code == 502
     assert answer.json() == said if "error" in said else "upstream_malformed" in answer.text
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("merged", [True, False])
 def test_an_error_that_is_null_ends_no_stream(
     pair: tuple[OddEngine, str], path: str, merged: bool
@@ -195,8 +198,7 @@ def test_an_error_that_is_null_ends_no_stream(
     part = json.dumps({**GOOD, "error": None}).encode()
     engine.answers[path] = engine.answers[COMPLETIONS] = events(part, part, b"[DONE]")
     headers = {"x-umim-merge": "on" if merged else "off"}
-    body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [USER]}
-    answer = post(url, path, headers, **body, stream=True)
+    answer = post(url, path, headers, **BODIES[path], stream=True)
     assert answer.text.count('"choices"') == 2 and answer.text.endswith("[DONE]\n\n")
 
 
@@ -226,11 +228,8 @@ def test_an_engine_cannot_fill_the_memory(
     engine, url = pair
     engine.answers = {path: sent, COMPLETIONS: sent}
     before = psutil.Process().memory_info().rss
-    body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [USER]}
-    if path in (CHAT, COMPLETIONS):
-        answer = post(url, path, **body, stream=streamed)
-    else:
-        answer = HTTP.get(url + path)
+    body = BODIES.get(path)
+    answer = post(url, path, **body, stream=streamed) if body else HTTP.get(url + path)
     assert "upstream_malformed" in answer.text
     assert psutil.Process().memory_info().rss - before < 150 << 20
 

@@ -169,5 +169,5 @@ def _merged(
 
 def cuts_of(matcher: Matcher, ids: Sequence[int]) -> list[tuple[int, int]]:
     """Units (start, tokens) of a text."""
-    starts, lengths = matcher.segment(np.asarray(ids))
+    starts, lengths = matcher.segment(np.array(ids, dtype=np.int64))
     return list(zip(starts.tolist(), lengths.tolist(), strict=True))
