@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.cluster.worker_tasks import machines, run_on_cluster
+from tasks.cluster.lease import ClusterLease, machines
 from umim_core.addresses import is_address
 from umim_core.errors import (
     ClusterError,
@@ -31,8 +31,6 @@ from umim_core.text.tokens import TokenPart, cut_part, iter_token_pieces, write_
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from tasks.cluster.lease import ClusterLease
 
 logger = logging.getLogger("umim.tokenize")
 
@@ -158,9 +156,8 @@ def _run_on_cluster(jobs: Sequence[TokenJob], lease: ClusterLease) -> list[Outco
     lease.ensure()
     sizes = [int(machine.get("CPU", 0)) for machine in machines()]
     threads = threads_per_job(sum(sizes) // len(jobs), sizes)
-    outcomes: dict[int, Outcome] = {}
     calls = {number: partial(_tokenized, job, threads) for number, job in enumerate(jobs)}
-    run_on_cluster(lease, calls, outcomes.__setitem__, threads, writes=jobs[0].directory.parent)
+    outcomes = dict(lease.run_tasks(calls, threads, writes=jobs[0].directory.parent))
     return [outcomes[number] for number in range(len(jobs))]
 
 

@@ -31,8 +31,7 @@ from tasks.cluster.stopping import on_stop
 from tasks.run.checks import check_recipe, check_root
 from tasks.run.prefect_runs import flow_run_context, prefect_may_be_away
 from tasks.run.recipes import find_recipe
-from tasks.run.site import Site
-from tasks.run.stage import Artifact, StageCall, time_lines, verifying_once
+from tasks.run.stage import Artifact, Site, StageCall, time_lines, verifying_once
 from tasks.storage.remote_root import remote_root
 from tasks.tracking.compare_view import adaptation_rows
 from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, Status, Tracker

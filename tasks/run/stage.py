@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import platform
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,9 +33,11 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, runtim
 
 from pydantic import BaseModel
 
-from tasks.run.site import Site
+from tasks.cluster.lease import ClusterLease
+from tasks.cluster.ray_cluster import LOCAL, cluster_address
 from tasks.storage.remote_root import fetching, remote_root
 from umim_core.checkpoint.checkpoint_index import artifact_root
+from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.errors import ArtifactError, require
 from umim_core.progress import current_label
 from umim_core.store.artifacts import digest_of, json_digest, read_manifest, safe_join
@@ -48,6 +52,52 @@ _LIBRARIES: Final = ("umim", "torch", "transformers", "tokenizers", "numpy", "ra
 Metrics = dict[str, float]
 P = ParamSpec("P")
 _verified: ContextVar[set[Path]] = ContextVar("verified")
+
+
+@dataclass(frozen=True)
+class Site:
+    """Artifact root, cluster, and the data type of backbones that are measured."""
+
+    root: Path
+    lease: ClusterLease
+    dtype: BackboneDtype = "float32"
+
+    @property
+    def device(self) -> Device:
+        return self.lease.config.device
+
+    @property
+    def workers(self) -> int:
+        """Ranks of a training; this process is one."""
+        return max(1, self.lease.config.workers)
+
+    @property
+    def strategy(self) -> str:
+        return self.lease.config.strategy
+
+    @property
+    def machine(self) -> str:
+        """Where a timing will run, as far as it is known without a cluster and without CUDA.
+
+        On this machine these are its processor and the threads: torch's own in this process, all
+        cores of the cluster on a worker. Of a cluster elsewhere it is the address.
+        """
+        if not self.lease.calls_leave:
+            import torch
+
+            return machine_name(torch.get_num_threads())
+        config = self.lease.config
+        address = cluster_address(config.address)
+        return address if address != LOCAL else machine_name(config.cpus or os.cpu_count() or 1)
+
+
+def machine_name(threads: int) -> str:
+    """Return the name of this machine's processor, and so many threads."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(encoding="utf-8") if info.is_file() else ""
+    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    processor = model[1] if model else platform.processor() or platform.machine()
+    return f"{processor}, {threads} threads"
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final, cast
 
-from tasks.cluster.worker_tasks import call_on_worker
 from tasks.report.adaptation import RULES_ALONE, adaptation_page, adaptation_svg
-from tasks.run.site import Site
-from tasks.run.stage import Artifact, Digest, Metrics, stage
+from tasks.run.stage import Artifact, Digest, Metrics, Site, stage
 from tasks.stages.named import NamedCheckpoint, Questions
 from umim_core.adaptation.choices import encode_questions, split_questions
 from umim_core.adaptation.control import load_control
@@ -144,7 +142,7 @@ def choice_scores_stage(
         encoded = encode_questions(asked, merged_model.backbone.encode, form, max_tokens)
         return score_choices(encoded, merged_model, batch_size)
 
-    scores = call_on_worker(site.lease, score)
+    scores = site.lease.call(score)
     write_json(out / SCORES, asdict(scores))
     return compared(scores, None if base is None else read_scores(base))
 

@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, cast
 
 from tasks.data.tokenizing import TokenizerRef, split_jobs, tokenize_splits
-from tasks.run.site import Site
-from tasks.run.stage import Artifact, Digest, Metrics, stage
+from tasks.run.stage import Artifact, Digest, Metrics, Site, stage
 from tasks.stages.named import NamedTask, NamedTokenizer, ReadFiles, without_places
 from umim_core.config.corpus import (
     SPLITS,

@@ -1,6 +1,6 @@
 """Stages ``evaluate`` (alignment, perplexity), ``task-score`` (accuracy), ``benchmark`` (speed).
 
-The model runs on a worker of the cluster or in this process; see ``cluster/worker_tasks.py``.
+The model runs on a worker of the cluster or in this process; see ``cluster/lease.py``.
 Timings are facts of a machine, not functions of the inputs: the digest of ``benchmark`` differs
 between runs, and only the report depends on it.
 """
@@ -17,9 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasks.cluster.worker_tasks import call_on_worker
-from tasks.run.site import Site, machine_name
-from tasks.run.stage import Artifact, Metrics, stage
+from tasks.run.stage import Artifact, Metrics, Site, machine_name, stage
 from tasks.stages.corpus import OOD, PART, split_tokens, splits_with
 from tasks.stages.named import NamedCheckpoint, Questions
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, Segments
@@ -69,7 +67,7 @@ def evaluate_stage(
             metrics |= {f"{name}{suffix}": value for name, value in figures.items()}
         return metrics
 
-    return call_on_worker(site.lease, measure)
+    return site.lease.call(measure)
 
 
 def rows_of(
@@ -111,7 +109,7 @@ def task_score_stage(
         dtype=site.dtype,
         device=site.device,
     )
-    return call_on_worker(site.lease, score)
+    return site.lease.call(score)
 
 
 @stage(version=3, of_run=(*_PLACED, "machine"), machine=measuring)
@@ -141,7 +139,7 @@ def benchmark_stage(
         place = machine_name(torch.get_num_threads())
         return rows, place if device == "cpu" else f"{place}, {torch.cuda.get_device_name()}"
 
-    rows, place = call_on_worker(site.lease, measure, alone=True)
+    rows, place = site.lease.call(measure, alone=True)
     for name, content in {"machine": place, "throughput": [asdict(row) for row in rows]}.items():
         text = json.dumps(content, indent=1, sort_keys=True) + "\n"
         (out / f"{name}.json").write_text(text, encoding="utf-8")

@@ -16,10 +16,8 @@ from typing import Final
 
 import torch
 
-from tasks.cluster.worker_tasks import run_on_workers
 from tasks.run.checks import check_device
-from tasks.run.site import Site
-from tasks.run.stage import Digest, Metrics, stage
+from tasks.run.stage import Digest, Metrics, Site, stage
 from tasks.stages.named import NamedBackbone, ReadFiles, without_places
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
@@ -127,7 +125,7 @@ def generate_stage(out: Path, site: Site, *, generation: Generation) -> Metrics:
         if (share := missing[first::workers])
     }
     with followed(state):
-        run_on_workers(site.lease, jobs, lambda *_: None, writes=out)
+        dict(site.lease.run(jobs, writes=out))
     return _metrics(out, selection)
 
 

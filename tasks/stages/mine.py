@@ -19,10 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tasks.cluster.worker_tasks import call_on_worker
 from tasks.data.counting import ClusterCounter, Corpus, Counted, cluster_cpus, default_block_tokens
-from tasks.run.site import Site
-from tasks.run.stage import Artifact, Metrics, Part, stage
+from tasks.run.stage import Artifact, Metrics, Part, Site, stage
 from tasks.stages.named import NamedBackbone, NamedRules, NamedTokenizer
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import special_ids
@@ -215,7 +213,7 @@ def confidence_stage(
         }
 
     with followed(state):
-        return call_on_worker(site.lease, count_spans, writes=out)
+        return site.lease.call(count_spans, writes=out)
 
 
 def _pieces(offsets: range) -> list[tuple[int, int]]:

@@ -15,8 +15,7 @@ from tasks.report.compare import Result, comparison_rows, rule_counts
 from tasks.report.comparison import ComparisonRow
 from tasks.report.render import Report, table_text
 from tasks.report.report import ReportData, agreement, write_report
-from tasks.run.site import Site
-from tasks.run.stage import Artifact, Metrics, stage
+from tasks.run.stage import Artifact, Metrics, Site, stage
 from tasks.stages.corpus import split_tokens
 from tasks.stages.evaluate import throughput_rows
 from umim_core.adaptation.settings import WT, find_setting

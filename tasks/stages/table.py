@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +18,6 @@ from typing import Final
 
 import numpy as np
 
-from tasks.cluster.worker_tasks import run_on_worker, run_on_workers
 from tasks.data.table_jobs import (
     QUESTIONS,
     SHARDS,
@@ -31,8 +31,7 @@ from tasks.data.table_jobs import (
     score_shard,
     table_row,
 )
-from tasks.run.site import Site
-from tasks.run.stage import Artifact, Digest, Metrics, stage
+from tasks.run.stage import Artifact, Digest, Metrics, Site, stage
 from tasks.stages.named import NamedCheckpoint, NamedMethod, ReadFiles
 from umim_core.addresses import is_address
 from umim_core.backbone.fingerprint import special_ids
@@ -197,7 +196,7 @@ def _options(recipe: TableRecipe, own: GenerationSet) -> dict[str, int]:
 @stage(version=2)
 def questions_stage(out: Path, site: Site, *, data: TableQuestions) -> Metrics:
     """Find out how many questions a task has, which, and the metrics that are means over them."""
-    questions = run_on_worker(site.lease, partial(find_questions, data.source()))
+    [(_, questions)] = site.lease.run({"": partial(find_questions, data.source())})
     write_json(out / QUESTIONS, asdict(questions))
     return {"questions": float(questions.count)}
 
@@ -269,7 +268,9 @@ def shards_stage(
             jobs[path] = partial(
                 score_shard, place, setting, source, question_set, first, last, own
             )
-    run_on_workers(site.lease, jobs, lambda path, scores: write_json(path, asdict(scores)), cores)
+    with closing(site.lease.run(jobs, cores)) as scored:
+        for path, scores in scored:
+            write_json(path, asdict(scores))
     return read_shards(out).figures()
 
 
@@ -287,7 +288,7 @@ def text_stage(
 ) -> Metrics:
     """Measure alignment and perplexity of one text."""
     place = _place(checkpoint, site, batch_size)
-    metrics = run_on_worker(site.lease, partial(measure_text, place, _in_place(text)), cores)
+    [(_, metrics)] = site.lease.run({"": partial(measure_text, place, _in_place(text))}, cores)
     files.check_unchanged("a text changed while it was measured")
     return metrics
 

@@ -19,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tasks.run.site import Site
-from tasks.run.stage import Artifact, Metrics, Part, Stage, stage
+from tasks.run.stage import Artifact, Metrics, Part, Site, Stage, stage
 from tasks.stages.named import NamedBackbone, NamedTokenizer, Questions
 from tasks.training.train_worker import launch
 from umim_core.adaptation.choices import mine_task_rules, task_sequences

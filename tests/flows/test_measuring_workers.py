@@ -19,7 +19,7 @@ import pytest
 
 import tasks.stages.evaluate as stage
 from support.tiny_pipeline import Walk, stages_in, walk_on_workers
-from tasks.run.site import machine_name
+from tasks.run.stage import machine_name
 
 MEASURED = ("evaluate", "task-score")
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tasks.cluster.lease import ClusterLease
-from tasks.run.site import Site
-from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.run.stage import Artifact, Metrics, Site, StageSpec, run_stage
 from umim_core.config.recipe import ClusterConfig
 
 

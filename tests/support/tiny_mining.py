@@ -14,8 +14,7 @@ from support.sites import here, made
 from support.token_artifacts import write_documents
 from tasks.cluster.lease import ClusterLease
 from tasks.data.counting import ClusterCounter
-from tasks.run.site import Site
-from tasks.run.stage import Artifact
+from tasks.run.stage import Artifact, Site
 from tasks.stages.mine import count_stage, filter_stage
 from tasks.stages.named import NamedTokenizer
 from umim_core.config.recipe import ClusterConfig

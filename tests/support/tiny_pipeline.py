@@ -20,8 +20,7 @@ from support.tiny_models import random_model, tiny_config
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import Result
 from tasks.run.pipeline import side_by_side, site_of
-from tasks.run.site import Site
-from tasks.run.stage import Artifact, StageCall
+from tasks.run.stage import Artifact, Site, StageCall
 from tasks.stages.publish import report_stage
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import ClusterConfig, Recipe, RunRecipe

@@ -11,10 +11,9 @@ from ray.exceptions import NodeDiedError, OutOfMemoryError, RayTaskError
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from tasks.cluster.lease import ClusterLease
+from tasks.cluster.lease import ClusterLease, _call, cores_of_a_call
 from tasks.cluster.ray_cluster import Cluster
 from tasks.cluster.worker_errors import cluster_error
-from tasks.cluster.worker_tasks import _call, cores_of_a_call, run_on_workers
 from tasks.data.tokenizing import threads_per_job
 from tasks.run.pipeline import side_by_side
 from umim_core.config.recipe import ClusterConfig
@@ -36,7 +35,7 @@ def test_calls_of_two_threads_never_overlap_in_one_process() -> None:
 
     def score(key: int) -> None:
         with ClusterLease(ClusterConfig(workers=0)) as lease:
-            run_on_workers(lease, {key: meet}, met.__setitem__)
+            met.update(lease.run({key: meet}))
 
     side_by_side([lambda: score(0), lambda: score(1)], 2)
     assert met == {0: False, 1: False}
@@ -50,9 +49,9 @@ def refuse() -> None:
 def test_an_error_of_a_worker_is_itself_if_it_is_typed_and_else_named_with_its_text() -> None:
     with ClusterLease(ClusterConfig(workers=1, cpus=1)) as lease:
         with pytest.raises(NumericalError) as typed:
-            run_on_workers(lease, {"the job": refuse}, lambda *_: None)
+            dict(lease.run({"the job": refuse}))
         with pytest.raises(ClusterError) as raised:
-            run_on_workers(lease, {"the job": partial(int, "no number")}, lambda *_: None)
+            dict(lease.run({"the job": partial(int, "no number")}))
     assert str(typed.value) == "a loss must be finite; got [1, 2]. Lower the learning rate."
     assert type(typed.value) is NumericalError
     assert raised.value.rule == "a task of the cluster must end"

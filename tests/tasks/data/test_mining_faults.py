@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 import tasks.stages.mine
 from support.kills import WorkerKiller, titles
 from support.processes import ROOT, output_of
-from support.tiny_mining import OPTIONS, InProcess, NoCluster, TinyCorpus
+from support.tiny_mining import InProcess, NoCluster, TinyCorpus
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from umim_core.config.recipe import ClusterConfig
@@ -64,7 +64,7 @@ from pathlib import Path
 import psutil
 from ray.cluster_utils import Cluster
 from tasks.cluster.lease import ClusterLease
-from tasks.run.stage import Artifact
+from tasks.run.stage import Artifact, Site
 from support.kills import titles
 from support.tiny_mining import TinyCorpus
 from umim_core.config.recipe import ClusterConfig
@@ -186,23 +186,18 @@ def test_workers_that_always_die_end_in_a_typed_error(
 PROGRAM = """
 import json, sys
 from pathlib import Path
+from support.kills import die_at
+from support.tiny_mining import TinyCorpus
 from tasks.cluster.lease import ClusterLease
-from tasks.run.site import Site
 from tasks.run.stage import Artifact
-from tasks.stages.mine import count_stage
-from tasks.stages.named import NamedTokenizer
 from umim_core.config.recipe import ClusterConfig
-from umim_core.config.rule_options import RuleOptions
 
-root, tokenized, backbone, options, point = json.loads(sys.argv[1])
+root, tokenized, backbone, changes, point = json.loads(sys.argv[1])
 if point is not None:
     die_at(*point)
-artifact = Artifact(**tokenized | {"path": Path(tokenized["path"])})
+corpus = TinyCorpus(None, Artifact(**tokenized | {"path": Path(tokenized["path"])}), backbone)
 with ClusterLease(ClusterConfig(cpus=2, workers=0)) as lease:
-    chosen = RuleOptions.model_validate_json(options)
-    tokens, tokenizer = artifact.part("train"), NamedTokenizer(backbone)
-    call = count_stage(tokens=tokens, tokenizer=tokenizer, options=chosen, documents=False)
-    call.build(Site(Path(root), lease))
+    corpus.count(Path(root), lease, **changes)
 """
 Point = tuple[str, int, str]
 # Where the driver kills itself, or what a worker must be doing (and the orders finished by then)
@@ -264,8 +259,6 @@ def test_a_killed_driver_counts_no_finished_order_again(
     root = tmp_path / "root"
     inputs = json.loads(json.dumps(asdict(corpus.tokenized), default=str))
     point = place if len(place) == 3 else None
-    options = OPTIONS.model_copy(update=MANY_TASKS)
-    settings = [corpus.backbone, options.model_dump_json(), point]
 
     def ready(title: str) -> bool:
         if point is not None:
@@ -273,7 +266,8 @@ def test_a_killed_driver_counts_no_finished_order_again(
         finished = list(root.glob("count/*.partial/whole/state/order-?/manifest.json"))
         return title.startswith(place[0]) and len(finished) == place[1]
 
-    command = [sys.executable, "-c", PROGRAM, json.dumps([str(root), inputs, *settings])]
+    arguments = json.dumps([str(root), inputs, corpus.backbone, MANY_TASKS, point])
+    command = [sys.executable, "-c", PROGRAM, arguments]
     pause = 0.2 if point else 0.01  # looking for a worker that is ready costs the driver time
     started = run_until_killed(command, tmp_path / "log", ready, pause)
     # Ray's agents try to reach the control service, which is gone, for a minute before they end.

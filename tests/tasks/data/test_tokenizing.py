@@ -21,8 +21,7 @@ from tasks.data.tokenizing import (
     tokenize_file,
     tokenize_splits,
 )
-from tasks.run.site import Site
-from tasks.run.stage import Artifact
+from tasks.run.stage import Artifact, Site
 from tasks.stages.corpus import (
     OOD,
     CorpusText,

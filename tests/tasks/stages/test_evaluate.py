@@ -16,8 +16,7 @@ from support.sites import here, made
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import Result, comparison_rows
-from tasks.run.site import Site
-from tasks.run.stage import Artifact, Metrics
+from tasks.run.stage import Artifact, Metrics, Site
 from tasks.stages.evaluate import benchmark_stage, evaluate_stage, rows_of, throughput_rows
 from tasks.stages.named import NamedBackbone, NamedCheckpoint
 from tasks.stages.train import ModuleTraining, distill_stage
@@ -143,6 +142,6 @@ def test_a_timing_is_of_a_machine_and_of_the_threads_that_it_has(
         assert here(tmp_path).machine != Site(tmp_path, workers).machine
     finally:
         torch.set_num_threads(before)
-    monkeypatch.setattr("tasks.run.site.machine_name", lambda threads: f"another, {threads}")
+    monkeypatch.setattr("tasks.run.stage.machine_name", lambda threads: f"another, {threads}")
     assert here(tmp_path).machine.startswith("another")
     assert elsewhere == "host:1"

@@ -26,12 +26,12 @@ from support.tiny_table import write_questions
 from tasks.cluster.lease import ClusterLease
 from tasks.plan.planner import Planner
 from tasks.run.pipeline import site_of
-from tasks.run.site import Site
 from tasks.run.stage import (
     Artifact,
     Digest,
     Identified,
     Metrics,
+    Site,
     Stage,
     StageCall,
     StageSpec,

@@ -22,8 +22,7 @@ from support.sites import made
 from support.tiny_models import save_with_tokenizer
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
-from tasks.run.site import Site
-from tasks.run.stage import Artifact
+from tasks.run.stage import Artifact, Site
 from tasks.stages.named import NamedBackbone
 from tasks.stages.train import ModuleTraining, distill_stage
 from umim_core.backbone.backbone import Backbone
