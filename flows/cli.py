@@ -102,7 +102,7 @@ def run(
         _show_plan(loaded, flow, as_json)
         return
     _log_progress()
-    from flows.launch import launch
+    from flows.pipeline_flows import launch
 
     launch(recipe, loaded, flow, confirm_run_unsafe_code, as_json)
 

@@ -28,7 +28,7 @@ from docs.make.results import documents_of, part_label
 from flows import parts
 from tasks.cluster.lease import ClusterLease
 from tasks.plan.planner import Planner
-from tasks.report.compare import Result
+from tasks.report.comparison import Result
 from tasks.run.pipeline import site_of
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import STAGE_SCHEMA, Artifact, StageCall

@@ -11,8 +11,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from tasks.report.ablation import FIGURES, ablation_page, ablation_table, figure_svg
-from tasks.report.compare import Result, comparison_rows, rule_counts
-from tasks.report.comparison import ComparisonRow
+from tasks.report.comparison import ComparisonRow, Result, comparison_rows, rule_counts
 from tasks.report.render import Report, table_text
 from tasks.report.report import ReportData, agreement, write_report
 from tasks.run.stage import Artifact, Metrics, Site, stage

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.adaptation_curves import measure_adaptation
-from flows.parts import plan
+from flows.parts import measure_adaptation, plan
 from support.tiny_pipeline import Walk
 from support.tiny_table import QUESTIONS, write_questions
 from tasks.cluster.lease import ClusterLease

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.tiny_pipeline import Walk, walk
-from tasks.report.compare import comparison_rows
+from tasks.report.comparison import comparison_rows
 from tasks.run.stage import Artifact
 from umim_core.adaptation import settings
 from umim_core.adaptation.settings import Setting

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from flows import pipeline_flows
 from flows.cli import _without_traceback, app
-from flows.launch import _called
 from flows.parts import plan
 from support.processes import ROOT
 from support.small_recipe import least_recipe
@@ -81,7 +80,7 @@ def test_without_a_server_the_function_of_a_flow_is_called_and_its_stages_are_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with temporary_settings({PREFECT_API_URL: None}):
-        assert _called(pipeline_flows.mine) is pipeline_flows.mine.fn
+        assert pipeline_flows._called(pipeline_flows.mine) is pipeline_flows.mine.fn
     recipe, silent = least_recipe(), SimpleNamespace(stage_run=lambda *_, **__: None, live=print)
     monkeypatch.setattr("tasks.run.pipeline.task", None)
     run: Any = PipelineRun(recipe, tmp_path, ClusterLease(recipe.cluster), silent, "key")
@@ -250,4 +249,4 @@ def test_a_flow_whose_server_is_away_says_so() -> None:
         temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
         pytest.raises(ClusterError, match="Prefect's server must answer when a flow run begins"),
     ):
-        _called(cast(Any, flow))()
+        pipeline_flows._called(cast(Any, flow))()

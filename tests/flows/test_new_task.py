@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.tiny_pipeline import Walk, walk
-from tasks.report.compare import comparison_rows
-from tasks.report.comparison import ComparisonRow, comparison
+from tasks.report.comparison import ComparisonRow, comparison, comparison_rows
 from tasks.run.recipes import find_recipe
 from umim_core import task_sets
 from umim_core.backbone.tokenizer_files import load_tokenizer

@@ -18,7 +18,7 @@ from support.kills import die_at
 from support.tiny_mining import InProcess, NoCluster
 from support.tiny_models import random_model, tiny_config
 from tasks.cluster.lease import ClusterLease
-from tasks.report.compare import Result
+from tasks.report.comparison import Result
 from tasks.run.pipeline import side_by_side, site_of
 from tasks.run.stage import Artifact, Site, StageCall
 from tasks.stages.publish import report_stage

@@ -11,8 +11,13 @@ import pytest
 from support.sites import made
 from support.tracked_runs import runs_of
 from tasks.cluster.lease import ClusterLease
-from tasks.report.compare import record_adaptation, require_own_names, run_label
-from tasks.report.comparison import ComparisonRow, cell_row
+from tasks.report.comparison import (
+    ComparisonRow,
+    cell_row,
+    record_adaptation,
+    require_own_names,
+    run_label,
+)
 from tasks.run.pipeline import PipelineRun
 from tasks.run.recipes import find_recipe
 from tasks.tracking.compare_view import ADAPTATION_SOURCE

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flows.launch import score_lines
+from flows.pipeline_flows import score_lines
 from support.processes import output_of
 from tasks.report.charts import Line, Panel, chart, svg
 from tasks.report.comparison import cell_row, summary

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from support.sites import here, made
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
-from tasks.report.compare import Result, comparison_rows
+from tasks.report.comparison import Result, comparison_rows
 from tasks.run.stage import Artifact, Metrics, Site
 from tasks.stages.evaluate import benchmark_stage, evaluate_stage, rows_of, throughput_rows
 from tasks.stages.named import NamedBackbone, NamedCheckpoint

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from support.sites import here, made
 from support.tiny_models import save_with_tokenizer
 from support.token_artifacts import tokenized
-from tasks.report.compare import Result, comparison_rows
+from tasks.report.comparison import Result, comparison_rows
 from tasks.stages.evaluate import evaluate_stage
 from tasks.stages.named import NamedBackbone, NamedCheckpoint
 from tasks.stages.train import ModuleTraining, distill_stage

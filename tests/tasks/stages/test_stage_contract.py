@@ -20,7 +20,6 @@ from pydantic import BaseModel
 
 import tasks.stages
 from flows import parts
-from flows.adaptation_curves import measure_adaptation
 from support.tiny_models import tiny_model, word_tokenizer
 from support.tiny_table import write_questions
 from tasks.cluster.lease import ClusterLease
@@ -143,7 +142,7 @@ def calls(
         elif isinstance(recipe, TableRecipe):
             parts.measure_table(run)
         else:
-            measure_adaptation(run)
+            parts.measure_adaptation(run)
         site = site_of(folder, recipe, ClusterLease(recipe.cluster))
         found += [(call, site) for call in run.calls]
     return found
