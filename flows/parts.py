@@ -277,7 +277,6 @@ def _distilled(run: PipelineRun, result: Result) -> Artifact:
 def adaptations(
     run: PipelineRun, sources: Sources, results: list[Result]
 ) -> list[Callable[[], None]]:
-    """Return a part for each cell that asks for adaptation."""
     config, task = run.recipe.adapt, next(iter(sources.tasks.values()), None)
     if config is None or task is None:
         return []
@@ -302,7 +301,6 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[Result]) -> None:
 def evaluations(
     run: PipelineRun, sources: Sources, results: list[Result]
 ) -> list[Callable[[], None]]:
-    """Return a part for each setting of each result, and for its base model."""
     return [
         partial(_evaluated, run, sources.tasks, result, setting)
         for result in results

@@ -102,7 +102,6 @@ def require_same_code(nodes: Mapping[str, CodeIdentity]) -> None:
 
 
 def _ask(folder: str | None) -> dict[str, _Answer]:
-    """Return what each living node answers (``_answer``), by its address."""
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -41,8 +41,6 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Ray cluster that this process is connected to, and what it offers."""
-
     address: str  # ``host:port`` of its control service
     cpus: int
     gpus: int
@@ -262,7 +260,6 @@ def listening_addresses() -> list[tuple[str, str, int]]:
 
 
 def require_loopback(sockets: Iterable[tuple[str, str, int]]) -> None:
-    """Check that sockets listen on this machine only."""
     reachable = [f"{name} on {ip}:{port}" for name, ip, port in sockets if ip not in _LOOPBACK]
     rule, found = "a local Ray cluster must listen on 127.0.0.1 only", ", ".join(sorted(reachable))
     remedy = "Check that the installed Ray is the pinned version."

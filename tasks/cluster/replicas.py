@@ -43,8 +43,6 @@ _log: Final = logging.getLogger("umim.serve")
 
 @dataclass(frozen=True)
 class Replicas:
-    """Number of replicas, the hardware of each, and their cluster."""
-
     count: int = 2  # or the fewest
     most: int | None = None  # as the queue grows; ``count`` by default
     cpus: float = 1.0

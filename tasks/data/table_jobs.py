@@ -38,7 +38,6 @@ Report = dict[str, Any]
 
 
 def read_questions(directory: Path) -> QuestionSet:
-    """Return the questions that an artifact of stage ``questions`` describes."""
     body = read_report(directory / QUESTIONS)
     return QuestionSet(**body | {"metrics": tuple(body["metrics"])})
 
@@ -97,8 +96,6 @@ def read_report(path: Path) -> Report:
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """A checkpoint with its backbone, and where and how it runs."""
-
     checkpoint: str
     digest: str
     device: Device
@@ -108,7 +105,6 @@ class ModelPlace:
 
 
 def find_questions(source: QuestionSource) -> QuestionSet:
-    """Return what a task's questions are; see ``question_set``."""
     _ask_no_network(source)
     from umim_core.evaluation.questions import question_set
 
@@ -124,7 +120,6 @@ def score_shard(
     last: int,
     own_model: str | None = None,
 ) -> ShardScores:
-    """Score questions ``first`` to ``last`` - 1 under a setting; see ``score_questions``."""
     _ask_no_network(source)
     from umim_core.evaluation.harness import UmimLM
     from umim_core.evaluation.questions import score_questions

@@ -46,8 +46,6 @@ class TokenizerRef:
 
 @dataclass(frozen=True)
 class TokenJob:
-    """One file of one split."""
-
     split: str
     part: int
     source: Source

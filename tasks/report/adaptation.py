@@ -94,12 +94,10 @@ def reach(seeds: list[Report], name: str) -> float | None:
 
 
 def _spread(seeds: list[Report], name: str) -> float | None:
-    """Return the standard deviation over seeds; None of one."""
     return stdev(one[name] for one in seeds) if len(seeds) > 1 else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of what is known; None where nothing is."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 

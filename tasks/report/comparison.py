@@ -395,7 +395,6 @@ def _score(names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, Meas
 
 
 def cell_label(cell: Cell) -> str:
-    """Return what a cell is called on Prefect's pages."""
     sure = f"confidence {cell.min_probability:g} " if cell.source == "confidence" else ""
     rules_label = f"{sure}tau {cell.tau} {cell.overlap}+{cell.containment}"
     if cell.rules is not None:

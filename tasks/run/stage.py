@@ -112,7 +112,6 @@ class Artifact:
 
     @classmethod
     def of(cls, path: Path, record: Mapping[str, Any], *, executed: bool = False) -> Artifact:
-        """Return the artifact in a directory with that manifest."""
         digest = json_digest([record["digest"], record["metrics"]])
         return cls(record["stage"], record["key"], path, digest, executed)
 
@@ -306,7 +305,8 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
 
 def _local(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
     """Return the artifact of a stage from its directory, building it if there is none."""
-    verified = _verified.get(set())
+    verified, label = _verified.get(set()), current_label()
+    of = f", {label}" if label else ""  # what the stage works on
 
     def look(directory: Path) -> Mapping[str, object]:
         new = final not in verified
@@ -315,7 +315,11 @@ def _local(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
         return manifest
 
     def fill(out: Path) -> dict[str, object]:
-        logger.info("%s: %s", spec.name, _beginning(out, spec.key[:12]))
+        begins = f"building {spec.key[:12]}{of}"
+        if any(out.iterdir()):
+            step = last_step(out / STATE)
+            begins = f"resuming {spec.key[:12] if step is None else f'at step {step}'}"
+        logger.info("%s: %s", spec.name, begins)
         began = time.monotonic()
         with spec.machine():
             metrics = build(out)
@@ -341,24 +345,10 @@ def _local(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
     )
     if built.executed:
         seconds = built.record["facts"]["seconds"]
-        logger.info("%s: built in %.1f s%s", spec.name, seconds, _of())
+        logger.info("%s: built in %.1f s%s", spec.name, seconds, of)
     else:
         logger.info("%s: found %s", spec.name, spec.key[:12])
     return Artifact.of(final, built.record, executed=built.executed)
-
-
-def _beginning(partial: Path, key: str) -> str:
-    """Say whether a build begins or goes on."""
-    step = last_step(partial / STATE)
-    if step is not None:
-        return f"resuming at step {step}"
-    return f"resuming {key}" if any(partial.iterdir()) else f"building {key}{_of()}"
-
-
-def _of() -> str:
-    """Return what the stage works on, for its log lines."""
-    label = current_label()
-    return f", {label}" if label else ""
 
 
 def _facts(seconds: float) -> dict[str, object]:

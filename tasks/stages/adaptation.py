@@ -218,12 +218,7 @@ def adaptation_header(recipe: AdaptationRecipe) -> Report:
 
 @stage(version=7)
 def adaptation_stage(
-    out: Path,
-    _: Site,
-    *,
-    header: Report,
-    questions: Questions,
-    curves: Sequence[Curve],
+    out: Path, _: Site, *, header: Report, questions: Questions, curves: Sequence[Curve]
 ) -> Metrics:
     """Write ``adaptation.json``, its page ``adaptation.md`` and its figure ``adaptation.svg``."""
     files = {s: questions.file(s) for s in SPLITS}

@@ -129,7 +129,11 @@ def filter_stage(
     shards = TokenFiles.open(tokens.path)
     least = int(counted.manifest()["config"]["options"]["tau"])
     offsets = segment_borders(len(shards), options.length)
-    mined = rules_of(_read_counts(counted.path, least), origin, shards, offsets)
+    keys, support, documents = (
+        load_orders(counted.path, name) for name in ("keys", "support", "documents")
+    )
+    counts = NgramCounts(keys, support, least, documents or None)
+    mined = rules_of(counts, origin, shards, offsets)
     return write_rules(out, mined.rules, raw=mined.raw, overlap=mined.overlap)
 
 
@@ -141,11 +145,6 @@ def _kept_order(state: Path, order: int, count: Callable[[], Counted]) -> Counte
 
 def _save_order(out: Path, order: int, keys: np.ndarray, support: np.ndarray) -> None:
     save_orders(out, keys={order: keys}, support={order: support})
-
-
-def _read_counts(folder: Path, tau: int) -> NgramCounts:
-    keys, support = (load_orders(folder, name) for name in ("keys", "support"))
-    return NgramCounts(keys, support, tau, load_orders(folder, "documents") or None)
 
 
 @stage(version=2)
@@ -228,11 +227,6 @@ def _read_spans(folder: Path) -> SpanCounts:
     return load_orders(folder, "spans"), load_orders(folder, "support")
 
 
-# Files of a count: finished parts, arrays per order, rules
-
-ByOrder = Mapping[int, np.ndarray]
-
-
 def keep_part(folder: Path, of: Mapping[str, object], make: Callable[[Path], None]) -> None:
     """Make a part of a stage unless an earlier run has left it, whole and of the same."""
     key = json_digest(of)
@@ -241,7 +235,7 @@ def keep_part(folder: Path, of: Mapping[str, object], make: Callable[[Path], Non
         logger.info("%s was finished by an earlier run", folder.name.replace("-", " "))
 
 
-def save_orders(folder: Path, **arrays: ByOrder) -> None:
+def save_orders(folder: Path, **arrays: Mapping[int, np.ndarray]) -> None:
     """Write one array per order and name, e.g. ``keys_2.npy``."""
     for name, by_order in arrays.items():
         for order, array in by_order.items():

@@ -52,8 +52,6 @@ class NamedTokenizer:
 
 @dataclass(frozen=True)
 class NamedBackbone:
-    """Weights, settings and tokenizer."""
-
     name: str
     revision: str | None = None
 
@@ -90,8 +88,6 @@ class NamedCheckpoint:
 
 @dataclass(frozen=True)
 class NamedRules:
-    """A rule directory."""
-
     place: str
 
     def identity(self) -> Digest:

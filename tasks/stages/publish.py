@@ -35,17 +35,12 @@ _PAIRS = 0.5  # of which labels say no share: two tokens are always one unit
 
 
 @stage(version=6)
-def report_stage(
-    out: Path,
-    _: Site,
-    *,
-    recipe: Recipe,
-    results: list[Result],
-) -> Metrics:
+def report_stage(out: Path, _: Site, *, recipe: Recipe, results: list[Result]) -> Metrics:
     """Write ``report.html`` and ``report.json``."""
     rows = comparison_rows(results, recipe.seed)
     cells_first = sorted(results, key=lambda result: result.cell is None)
     speeds = [_measured_speeds(result) for result in cells_first]
+    chances = {task: TASKS.find(task).chance for row in rows for task in row.tasks}
     data = ReportData(
         recipe=recipe.name,
         config=recipe.model_dump(mode="json"),
@@ -64,16 +59,11 @@ def report_stage(
             for result in results
             if result.filtered is not None
         ),
-        chance=_chance(rows),
+        chance=chances if len(chances) > 1 else next(iter(chances.values()), None),
         examples=(_example(rows, results),),
     )
     write_report(out, data)
     return {"rows": float(len(rows))}
-
-
-def _chance(rows: list[ComparisonRow]) -> float | dict[str, float] | None:
-    by_task = {task: TASKS.find(task).chance for row in rows for task in row.tasks}
-    return by_task if len(by_task) > 1 else next(iter(by_task.values()), None)
 
 
 def _example(rows: list[ComparisonRow], results: list[Result]) -> Report:

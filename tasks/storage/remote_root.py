@@ -192,7 +192,6 @@ class RemoteRoot:
         return stages
 
     def now(self) -> float:
-        """Return the time by which the storage dates what is written."""
         self.write("clock", b"")
         with self._typed_errors():
             return modified(self.filesystem.info("clock"))
@@ -216,7 +215,6 @@ class RemoteRoot:
             self.filesystem.pipe_file(place, data)
 
     def read(self, place: str) -> bytes | None:
-        """Return an object, None where there is none."""
         with self._typed_errors():
             try:
                 return bytes(self.filesystem.cat_file(place))
@@ -224,7 +222,6 @@ class RemoteRoot:
                 return None
 
     def remove(self, place: str) -> None:
-        """Remove an object; a missing one is no error."""
         with self._typed_errors(), contextlib.suppress(FileNotFoundError):
             self.filesystem.rm_file(place)
 
