@@ -192,24 +192,6 @@ def test_a_training_that_does_not_fit_is_told_and_refused(tmp_path: Path) -> Non
     assert isinstance(done.exception, ResourceLimitError)
 
 
-def test_every_cell_is_shown_under_a_label_of_its_own() -> None:
-    raw = load("llama-3.2-1b-wikitext").model_dump(mode="json")
-    (cell,) = raw["cells"]
-    ((name, shape),) = raw["hardware"]["shapes"].items()
-    other = f"mirror/{name.rpartition('/')[2]}"
-    sure = {"backbone": name, "source": "confidence"}
-    raw["cells"] = [
-        cell,
-        cell | {"backbone": other},
-        cell | {"rule_budget": 9000},
-        cell | {"revision": "abc"},
-        sure,
-        sure | {"confidence_tokens": 5000},
-    ]
-    raw["hardware"]["shapes"][other] = shape
-    assert len({cell.label for cell in memory_of_cells(Recipe.model_validate(raw))}) == 6
-
-
 def test_a_shape_that_is_not_the_backbones_or_not_known_is_refused() -> None:
     raw = load("embedded").model_dump(mode="json")
     hardware = load("llama-3.2-1b-wikitext").model_dump(mode="json")["hardware"]

@@ -1,4 +1,4 @@
-"""Every stage on disks that refuse (reliability 24, 25), and many runs in one process (27).
+"""Every stage on disks that refuse (reliability 24, 25), killed (50), many in one process (27).
 
 The quick set has the stages of mining, whose files are the most.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from transformers import PreTrainedTokenizerBase
 
 from support.faulty_disk import PAGE, Faults, leftovers, published
 from support.tiny_mining import NoCluster, TinyCorpus
-from support.tiny_pipeline import NOT_EQUAL, Call, Walk, counting_in_process
+from support.tiny_pipeline import NOT_EQUAL, Call, Walk, counting_in_process, walk_until
+from support.training_processes import exit_codes, start_ranks
 from tasks.run.stage import Artifact
 from umim_core.errors import ArtifactError
 
@@ -116,6 +118,31 @@ def test_whichever_write_flush_or_rename_fails_the_artifact_is_whole_or_absent(
     else:
         pytest.fail("every run failed")
     assert refused >= 3
+
+
+# What every stage passes on its way to disk; a later stage is killed at the next of them.
+POINTS = tuple(
+    (f"umim_core.store.publication.{name}", 1, when)
+    for name in ("write_manifest", "flush_tree", "flush")
+    for when in ("before", "after")
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [n for n, name in enumerate(STAGES) if name not in NOT_EQUAL])
+def test_a_run_killed_as_a_stage_gets_its_name_ends_with_the_same_digest(
+    tiny_run: Walk, tmp_path: Path, number: int
+) -> None:
+    call, root = call_of(tiny_run, STAGES[number]), tmp_path / "root"
+    later = {other.artifact.key for other in tiny_run.calls[tiny_run.calls.index(call) :]}
+    shutil.copytree(tiny_run.root, root, ignore=shutil.ignore_patterns(*later))
+    recipe, point = tiny_run.recipe.model_dump_json(), POINTS[number % len(POINTS)]
+    [code] = exit_codes(start_ranks(tmp_path, 1, walk_until, root, recipe, *point))
+    assert code == -signal.SIGKILL, (tmp_path / "rank-0.log").read_text("utf-8")[-2000:]
+    assert call.run(root).digest == call.artifact.digest
+    # A process killed behind a publication leaves its lock file, which the kernel has freed.
+    whole = {path.parent for path in root.glob("*/*/manifest.json")}
+    assert set(leftovers(root)) <= {f"{path.parent.name}/.{path.name}.lock" for path in whole}
 
 
 @pytest.mark.full

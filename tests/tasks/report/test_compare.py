@@ -32,11 +32,13 @@ def test_policies_forms_and_chosen_spans_tell_cells_apart_everywhere() -> None:
     forms = [{"spans": spans} for spans in (1000, 2000)]
     forms += [{"merge_depth": depth, **inside} for depth in (1, 2)]
     forms += [{"adapter_rank": 4}, {}, {"tau": 50}, {"tau": 50, "module_positions": "learned"}]
+    sure = {"source": "confidence"}
+    forms += [{"rule_budget": 9000}, {"revision": "abc"}, sure, sure | {"confidence_tokens": 5000}]
     forms += [{"containment": "keep", "module_positions": "learned"}]
     cells = [Cell.model_validate({"backbone": "umim-docs-llama", **form}) for form in forms]
     rows = [cell_row(cell) for cell in cells]
     require_own_names("novels", cells)
-    assert len({run_label(row) for row in rows}) == len(cells)
+    assert len({run_label(row) for row in rows}) == len({row.label for row in rows}) == len(cells)
     assert run_label(rows[-1]) == "WT τ 5 docs-llama (keep, learned positions)"
     assert len({str(row.params()) for row in rows}) == len(cells)
     read = [ComparisonRow.model_validate(row.model_dump(mode="json")) for row in rows]
