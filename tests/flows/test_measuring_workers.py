@@ -6,18 +6,17 @@ The process of the flow must not measure: here it would fail if it did.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
-import signal
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tasks.stages.evaluate as stage
+from support.kills import kill_once
 from support.tiny_pipeline import Walk, stages_in, walk_on_workers
 from tasks.run.stage import machine_name
 
@@ -81,16 +80,7 @@ def test_throughput_is_timed_by_a_worker_whose_threads_are_in_the_key(
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_run_measures_nothing_twice(tiny_run: Walk, tmp_path: Path, workers: int) -> None:
     root, asked = copied(tiny_run, tmp_path), recipe(tiny_run)
-    process = multiprocessing.get_context("spawn").Process(
-        target=walk_on_workers, args=(root, asked, workers)
-    )
-    process.start()
-    until = time.monotonic() + 1200  # Ray starts slowly on a busy machine
-    while not stages_in(root, MEASURED) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    kill_once(partial(stages_in, root, MEASURED), walk_on_workers, root, asked, workers)
     before = stages_in(root, MEASURED)
     assert 0 < len(before) < len(numbers(tiny_run))
     again = walk_on_workers(root, asked, workers)

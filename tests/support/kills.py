@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -33,6 +35,19 @@ def die_at(place: str, number: int, when: str) -> None:
         return found
 
     setattr(owner, name, dying)
+
+
+def kill_once(
+    ready: Callable[[], object], target: Callable[..., object], *arguments: object
+) -> None:
+    """Call a function in a process of its own, which is killed as soon as it is ``ready``."""
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
+    process.start()
+    until = time.monotonic() + 1200  # Ray starts slowly on a busy machine
+    while not ready() and time.monotonic() < until:
+        time.sleep(0.01)
+    process.kill()
+    process.join()
 
 
 def titles(parent: psutil.Process) -> dict[psutil.Process, str]:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
-import os
 import shutil
-import signal
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +16,7 @@ import pytest
 import torch
 
 import tasks.stages.table as stage
+from support.kills import kill_once
 from support.tiny_pipeline import Walk
 from support.tiny_table import (
     QUESTIONS,
@@ -346,16 +343,7 @@ def test_a_killed_run_on_a_cluster_counts_nothing_twice(
     recipe = table_of(cluster={"workers": 1, "cpus": 1}, shard=1)
     here = run_table(tmp_path / "here", table_of(shard=1))
     tmp_path /= "there"
-    process = multiprocessing.get_context("spawn").Process(
-        target=run_table_of, args=(tmp_path, recipe.model_dump_json())
-    )
-    process.start()
-    until = time.monotonic() + 1200  # Ray starts slowly on a busy machine
-    while not (before := finished(tmp_path)) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    kill_once(partial(finished, tmp_path), run_table_of, tmp_path, recipe.model_dump_json())
     before = finished(tmp_path)
     assert 0 < len(before) < 2 * QUESTIONS
     run = run_table(tmp_path, recipe)
@@ -391,44 +379,32 @@ def test_what_another_machine_has_otherwise_is_refused(tiny_checkpoint: Path, da
 # Refusals
 
 
+def mined(task: str, tau: int) -> dict[str, Any]:
+    settings = [{"name": "mined", "merge": "prompt", "mine_tau": tau}]
+    return {"tasks": [task], "questions": 1, "answers": None, "settings": settings}
+
+
+FOREIGN = {"tasks": ["humaneval"], "hub": None, "confirm_run_unsafe_code": True}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"tasks": ["umim_humaneval"]}, r"umim_humaneval.*--confirm-run-unsafe-code"),
-        pytest.param(  # lm-eval reads thousands of files to know its tasks
-            {"tasks": ["humaneval"], "hub": None, "confirm_run_unsafe_code": True},
-            r"run confined in a table.*got humaneval",
-            marks=pytest.mark.full,
-        ),
-    ],
-)
-def test_programs_that_nobody_confirmed_or_confined_are_not_run(
-    tiny_checkpoint: Path, programs: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        run_table(tmp_path / "root", generated_table(tiny_checkpoint, programs, **changes))
-
-
-@pytest.mark.parametrize(
-    ("task", "tau", "message"),
-    [
-        ("umim_amc23", 5, "mine_tau is for generated tasks: .*; got umim_amc23"),
+        # lm-eval reads thousands of files to know its tasks
+        pytest.param(FOREIGN, r"run confined in a table.*got humaneval", marks=pytest.mark.full),
+        (mined("umim_amc23", 5), "mine_tau is for generated tasks: .*; got umim_amc23"),
         pytest.param(
-            "umim_ruler_1k",
-            10**6,
-            "a count that spans of umim_ruler_1k reach; got 1000000",
-            marks=pytest.mark.full,
+            mined("umim_ruler_1k", 10**6), "umim_ruler_1k reach; got 10+$", marks=pytest.mark.full
         ),
     ],
 )
-def test_rules_that_cannot_be_mined_are_refused(
-    data: Path, tmp_path: Path, task: str, tau: int, message: str
+def test_programs_that_nobody_confirmed_and_rules_that_cannot_be_mined_are_refused(
+    programs: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    settings = [{"name": "mined", "merge": "prompt", "mine_tau": tau}]
-    limits = {"questions": 1, "answers": None, "settings": settings}
-    recipe = generated_table(Path("umim-docs-llama"), data, tasks=[task], **limits)
+    recipe = generated_table(Path("umim-docs-llama"), programs, **changes)
     with pytest.raises(ConfigError, match=message):
-        run_table(tmp_path, recipe)
+        run_table(tmp_path / "root", recipe)
 
 
 def test_a_target_needs_a_baseline() -> None:
