@@ -1,6 +1,6 @@
 """Training processes killed for real, or blind: what is left resumes, and nobody waits in vain.
 
-reliability.md 18 to 20; in one process ``test_train_state.py`` does the same in seconds.
+reliability.md 18 to 20; in one process ``test_train_loop.py`` does the same in seconds.
 
 States are compared file by file, so weights, best weights, optimiser, random state, data position
 and curve are all in the comparison.
