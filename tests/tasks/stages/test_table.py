@@ -269,7 +269,10 @@ def test_a_setting_may_have_rules_of_prompts_that_are_not_scored(tmp_path: Path)
     own = Checkpoint.load(mined.path / "checkpoint")
     assert own.config.backbone == shipped.config.backbone
     tokenizer = load_tokenizer(own.config.backbone)
-    task, options = GENERATION_TASKS.find("umim_ruler_1k"), TaskOptions(0, task_new_tokens=4)
+    task, options = (
+        GENERATION_TASKS.find("umim_ruler_1k"),
+        TaskOptions(task_new_tokens=4),
+    )
     pairs: Counter[tuple[int, ...]] = Counter()
     for row in make_rows(task, options, tokenizer, "train"):
         ids = tokenizer(row["prompt"], add_special_tokens=False)["input_ids"]
