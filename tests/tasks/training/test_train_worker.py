@@ -1,17 +1,13 @@
-"""Training jobs as they are launched: killed processes, Ray workers, and their typed errors.
+"""Training jobs as they are launched: killed processes, Ray workers.
 
-One tiny stage ``distill`` is built several ways; what is compared is the artifact's digest. Typed
-errors are raised once, whatever the restarts allowed for lost workers.
+One tiny stage ``distill`` is built several ways; what is compared is the artifact's digest.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +25,11 @@ from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Site
 from tasks.stages.named import NamedBackbone
 from tasks.stages.train import ModuleTraining, distill_stage
-from tasks.training.train_worker import launch_worker
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import PAPER_FORM
 from umim_core.config.recipe import ClusterConfig, DistillConfig
-from umim_core.errors import ClusterError, NumericalError
+from umim_core.errors import ClusterError
 from umim_core.rules.ruleset import RuleSet
 from umim_core.training.train_job import read_curve
 
@@ -186,70 +181,3 @@ def test_a_worker_lost_too_often_is_a_cluster_error_and_the_rerun_resumes(
             inputs.build(tmp_path, lease)
         killer.join()
         assert inputs.build(tmp_path, lease).digest == in_process.digest
-
-
-RULE, VALUE, REMEDY = "a loss must be finite", [1, 2], "Lower the learning rate."
-
-
-def raise_on_rank_1(out: Path, typed: bool) -> None:
-    """Leave a line per start; then one rank raises and the other waits for it."""
-    import torch
-    import torch.distributed as dist
-
-    with (out / f"attempts-{dist.get_rank()}").open("a") as lines:
-        lines.write("started\n")
-    dist.barrier()
-    if dist.get_rank() == 1:
-        raise NumericalError(RULE, VALUE, REMEDY) if typed else ValueError("not ours")
-    dist.all_reduce(torch.zeros(1))
-
-
-@pytest.fixture
-def lease(cluster: ClusterLease) -> Iterator[ClusterLease]:
-    with lease_like(cluster, max_restarts=2) as lease:
-        yield lease
-
-
-def attempts(out: Path) -> list[int]:
-    """How often each rank was started."""
-    return [len((out / f"attempts-{rank}").read_text("utf-8").split()) for rank in (0, 1)]
-
-
-@pytest.mark.full
-def test_a_typed_error_is_raised_after_one_attempt(lease: ClusterLease, tmp_path: Path) -> None:
-    with pytest.raises(NumericalError) as caught:
-        launch_worker(partial(raise_on_rank_1, tmp_path, True), tmp_path, lease)
-    assert str(caught.value) == str(NumericalError(RULE, VALUE, REMEDY))
-    assert attempts(tmp_path) == [1, 1]
-
-
-@pytest.mark.full
-def test_any_other_error_has_the_restarts(lease: ClusterLease, tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match="may be lost at most 2 times; got ValueError: not ours"):
-        launch_worker(partial(raise_on_rank_1, tmp_path, False), tmp_path, lease)
-    assert attempts(tmp_path) == [3, 3]
-
-
-def wait_for_the_end(out: Path) -> None:
-    """Say that the group has started, and stay."""
-    (out / "started").touch()
-    time.sleep(600)
-
-
-def kill_the_controller(out: Path) -> None:
-    """Kill the process that leads a group, at once when the group has started."""
-    while not (out / "started").exists():
-        time.sleep(0.02)
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if "TrainController" in " ".join(process.cmdline()):
-                process.kill()
-
-
-@pytest.mark.full
-def test_a_lost_controller_is_named(lease: ClusterLease, tmp_path: Path) -> None:
-    killer = threading.Thread(target=kill_the_controller, args=(tmp_path,))
-    killer.start()
-    with pytest.raises(ClusterError, match="the controller of a training must stay alive"):
-        launch_worker(partial(wait_for_the_end, tmp_path), tmp_path, lease)
-    killer.join()
