@@ -30,11 +30,11 @@ ROOMS = {
 }  # fmt: skip
 # Module -> the only places that import it, prefixes of paths.
 DOORS = {
-    "ray": ("tasks/", "flows/", "infra/", "benchmarks/"),
+    "ray": ("tasks/", "flows/", "infra/"),
     "prefect": ("tasks/", "flows/", "infra/"),
-    "deepspeed": ("tasks/", "benchmarks/"),
+    "deepspeed": ("tasks/",),
     "mlflow": ("tasks/tracking/tracker.py",),
-    "lm_eval": ("umim_core/evaluation/", "packaging/", "benchmarks/"),
+    "lm_eval": ("umim_core/evaluation/", "packaging/"),
 }
 HEAVY = ("torch", "transformers", "datasets", "numba", "pyarrow", "pandas", "tokenizers", "numpy")
 # Preceded by nothing that makes it part of an address; images of Ray have their home there.
