@@ -57,6 +57,8 @@ def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
         {**body, "output": None, "choices": ["w9"], "response": answer},
         {**body, "messages": [*body["messages"], message("assistant", "w6")], "output": "w9"},
         {"body": body, **answer},
+        {"request_body": json.dumps(body), "response_body": json.dumps(answer)},
+        {"id": 1, "data": {"input": {**body, "model": None}, "output": answer}},
         {**body, "instructions": "w1", "response": answer},
         {name: json.dumps(body[name]) for name in ("messages", "tools")} | {"response": answer},
         {"conversations": [{"from": "system", "value": "w1"}, *body["messages"][1:]]}
@@ -86,6 +88,12 @@ LONE = {
     "schema": ({"name": "w1", "parameters": {}}, "tools", '{"name": "w1", "parameters": {}}'),
     "result": ({"order": [1]}, "tool", '{"order": [1]}'),
     "choices": ({"text": "w1", "choices": ["a", "b"]}, "text", "w1"),
+    "names of a schema": (
+        {"name": "w1", "parameters": {"properties": {"model": {}, "messages": {}}}},
+        "tools",
+        '{"name": "w1", "parameters": {"properties": {"model": {}, "messages": {}}}}',
+    ),
+    "elsewhere": ({"sent": {"model": "m", "prompt": "w1"}}, "text", "w1"),
     "in a string": ({"request": '{"model": "m", "prompt": "w1"}'}, "text", "w1"),
     "chat": ({"model": "m", "input": "w1", "output": [message("assistant", "w2")]}, "user", "w1"),
     "turns": (

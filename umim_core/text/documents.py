@@ -39,7 +39,7 @@ _MAX_ROW: Final = 1 << 30  # bytes of a line or of an array
 _PARQUET_BATCH_ROWS: Final = 256
 _CHUNK_BYTES: Final = 1 << 20
 _TOLD: Final = 20  # bad rows whose messages are kept
-_CORRECT_ROW: Final = "Correct it, or allow bad rows: --max-bad N, in a recipe max_bad."
+_CORRECT_ROW: Final = "Correct it, or allow bad rows: max_bad N."
 _HEADS: Final = {
     codecs.BOM_UTF16_LE: "like UTF-16: convert it to UTF-8",
     codecs.BOM_UTF16_BE: "like UTF-16: convert it to UTF-8",
@@ -297,7 +297,7 @@ def field_of(row: object, name: str) -> object:
         return _bad("a row must be a JSON object", row)
     if name in row:
         return row[name]
-    remedy = "Name another (--field NAME, in a recipe field), or allow bad rows: --max-bad N."
+    remedy = "Name another (--field NAME, in a recipe field), or allow bad rows: max_bad N."
     lists = [key for key, value in row.items() if isinstance(value, list)]
     if len(lists) == 1 and row[lists[0]] and isinstance(row[lists[0]][0], dict):
         remedy = f"Write the rows of {lists[0]!r} on lines: jq -c '.[{json.dumps(lists[0])}][]'."

@@ -232,7 +232,7 @@ def _missing(shown: str) -> CorpusError:
 
 def _no_file(shown: str, left_out: str = "") -> CorpusError:
     rule = "a folder or pattern must give a file of a known kind"
-    remedy = f"Name files that end in {_KNOWN}, or say what others hold: --kind text FOLDER/*.log."
+    remedy = f"Name files that end in {_KNOWN}, or say what others hold: --kind jsonl FOLDER/*.log."
     return CorpusError(rule, f"{shown}, with {left_out or 'nothing'}", remedy)
 
 

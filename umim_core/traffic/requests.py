@@ -4,7 +4,7 @@ A file is JSON Lines or a JSON array of requests in the forms of OpenAI's interf
 text; what is wrapped may be JSON in a string::
 
     {"messages": [{"role": "system", "content": "..."}, ...], "tools": [...]}
-    {"request" or "body": {"messages": ...}, "response": {"choices": [{"message": ...}]}}
+    {"request_body": {"messages": ...}, "response_body": {"choices": [{"message": ...}]}}
     {"instructions": "...", "input": [{"role": "user", ...}, ...], "response": {"output": [...]}}
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}], "tools": ...}
 
@@ -49,7 +49,7 @@ _CODE: Final = frozenset(
     {".c", ".cc", ".cpp", ".cs", ".css", ".go", ".h", ".html", ".java", ".js", ".kt", ".php"}
     | {".py", ".rb", ".rs", ".scala", ".sh", ".sql", ".swift", ".toml", ".ts", ".xml", ".yaml"}
 )
-_WRAPPED: Final = ("request", "body")  # fields of a log that hold a request
+_WRAPPED: Final = ("request", "body")  # fields of a log that hold one text, or a request
 _SYSTEM: Final = ("system", "instructions")  # fields that hold a system prompt beside messages
 _SPEAKERS: Final = {  # of ShareGPT's turns, besides names of roles
     **{"human": "user", "gpt": "assistant", "function_call": "assistant"},
@@ -150,14 +150,15 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     if not isinstance(row, dict):
         note("row that is no JSON object")
         return None
-    bodies = [row, *filter(None, (_object(row.get(name)) for name in _WRAPPED))]
-    answered = any(_response(row))
-    chats = (_chat(body, answered, note) for body in bodies)
+    objects = _objects(row)
+    bodies = [x for name, x in objects if x is row or name in _WRAPPED or _is_request(x)]
+    response = _response(objects)
+    chats = (_chat(body, any(response), note) for body in bodies)
     body = next(filter(None, chats), None)
     if body is None:
         text, role = _lone_text(bodies)
         if role == "text":
-            _answers(row, note)
+            _answers(row, response, note)
         pieces = _pieces(role, text, note)
         return Request(place, place, tuple(pieces)) if pieces else None
     prompt: list[Piece] = []
@@ -173,7 +174,7 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     systems = (one["content"] for one, _ in chat if MESSAGE_ROLES[one["role"]] == "system")
     known = next(systems, None)
     chat = [one for one in _messages(begin, note) if one[0]["content"] != known] + chat
-    answers = _messages(_answers(row, note), note)
+    answers = _messages(_answers(row, response, note), note)
     if not answers and chat and chat[-1][0]["role"] == "assistant":
         answers.append(chat.pop())
     for _ in answers[1:]:
@@ -190,6 +191,18 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     return Request(
         place, conversation, tuple(prompt), tuple(reply), messages, tools or None, answer
     )
+
+
+def _objects(row: Message) -> list[tuple[str, Message]]:
+    """Return the row and the objects in its fields, outer ones first, each with its field."""
+    found = [("", row)]
+    for _, outer in found:  # grows
+        found += [(name, x) for name, value in outer.items() if (x := _object(value)) is not None]
+    return found
+
+
+def _is_request(body: Message) -> bool:
+    return any(isinstance(body.get(name), list | str) for name in ("messages", "model"))
 
 
 def _chat(body: Message, answered: bool, note: Note) -> Message | None:
@@ -264,19 +277,19 @@ def _listed(body: Mapping[str, Any], name: str, note: Note) -> list[Any]:
     return []
 
 
-def _response(row: Message) -> list[list[Any]]:
-    """Return the choices and the items of a response, or of a row without one: lists of objects."""
-    response = row
-    if row.get("response") is not None:
-        response = _object(row["response"]) or {}
-        response = _object(response.get("body")) or response
-    lists = (x if isinstance(x, list) else [] for x in map(response.get, _ANSWERS))
-    return [x if any(isinstance(one, dict) for one in x) else [] for x in lists]
+def _response(objects: list[tuple[str, Message]]) -> list[list[Any]]:
+    """Return the choices and the items of the first response: lists of objects."""
+    for _, body in objects:
+        lists = (x if isinstance(x, list) else [] for x in map(body.get, _ANSWERS))
+        found = [x if any(isinstance(one, dict) for one in x) else [] for x in lists]
+        if any(found):
+            return found
+    return [[], []]
 
 
-def _answers(row: Message, note: Note) -> list[Message]:
+def _answers(row: Message, response: list[list[Any]], note: Note) -> list[Message]:
     """Return the messages that answer a request, where the log holds them as the interface does."""
-    choices, items = _response(row)
+    choices, items = response
     messages = [choice.get("message") for choice in choices if isinstance(choice, dict)]
     answers = [{**x, "role": "assistant"} for x in messages if isinstance(x, dict)]
     answers += [x for x in _of_items(items, note) if x.get("role") == "assistant"]
