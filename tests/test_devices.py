@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from support.merge_modules import FORMS, module_of
+from support.merged_models import units_of_lengths
 from support.tiny_models import random_backbone
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.packing import pack_rows, packed_embeddings
@@ -28,9 +29,8 @@ def test_surrogates_units_and_loss_stay_on_the_device_of_the_weights(form: str) 
     module = module_of(form, backbone.hidden_size).requires_grad_()
     backbone.model.to("meta")
     model = DistillModel(MergedModel(backbone, module.to("meta"), None))
-    lengths = [np.array(row, dtype=np.int64) for row in UNITS]
-    rows = [np.arange(int(row.sum())) % 32 for row in lengths]
-    packed = pack_rows(rows, [(np.cumsum(row) - row, row) for row in lengths])
+    rows = [np.arange(sum(row)) % 32 for row in UNITS]
+    packed = pack_rows(rows, list(map(units_of_lengths, UNITS)))
     units = packed_embeddings(packed, backbone, model.surrogates(packed))
     loss = distill_loss(units, units.detach(), backbone, chunk=4)
     (loss.total + anchor(module)).backward()

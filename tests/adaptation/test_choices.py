@@ -11,6 +11,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
+from support.ngram_oracle import grams_of
 from umim_core.adaptation.choices import (
     encode_questions,
     mine_task_rules,
@@ -21,8 +22,6 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.evaluate import MergedPart
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import CorpusError
-from umim_core.rules.grams import ORDERS
-from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.spec import Question, QuestionForm, TaskSplit
 from umim_core.text import token_ids
 
@@ -118,17 +117,10 @@ def test_a_split_that_would_be_empty_is_refused(given: dict[TaskSplit, list[Ques
 
 
 LENGTH = 24
-Bigrams = dict[tuple[int, ...], int]
 
 
 def pairs(text: str) -> tuple[int, ...]:
     return tuple(characters(text))
-
-
-def rules_of(rules: RuleSet) -> Bigrams:
-    assert [rules.counts_by_order[n] for n in ORDERS if n != 2] == [0, 0]
-    ids = [tuple(row) for row in rules.ids_by_order[2].tolist()]
-    return dict(zip(ids, rules.support_by_order[2].tolist(), strict=True))
 
 
 def options(tau: int, **changes: object) -> RuleOptions:
@@ -161,7 +153,7 @@ def test_every_threshold_gives_the_bigrams_of_a_counter(part: MergedPart) -> Non
     for tau in (50, 5, 1):
         form, asked = QuestionForm(part=part), options(tau)
         rules = mine_task_rules(questions, encode, asked, form, max_length=LENGTH)
-        assert rules_of(rules) == {g: n for g, n in counts.items() if n >= tau}
+        assert grams_of(rules) == {g: n for g, n in counts.items() if n >= tau}
         assert rules.options == asked
         sizes.add(len(rules))
     assert len(sizes) == 3
@@ -171,7 +163,7 @@ def test_a_budget_raises_each_threshold_until_the_rules_fit() -> None:
     questions = [Question("abcabcab", ("x", "y"), 0)]  # (a,b):3 (b,c):2 (c,a):2
     for tau in (1, 3):
         rules = mine_task_rules(questions, characters, options(tau, rule_budget=2), CONTEXT)
-        assert (rules_of(rules), rules.options.tau) == ({pairs("ab"): 3}, 3)
+        assert (grams_of(rules), rules.options.tau) == ({pairs("ab"): 3}, 3)
     free = mine_task_rules(questions, characters, options(1, rule_budget=3), CONTEXT)
     assert (len(free), free.options.tau) == (3, 1)
 

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.tiny_models import random_backbone
-from support.trained_controls import KINDS, QUESTIONS, disturb, scores
+from support.tiny_training import QUESTIONS, disturb, scores
 from umim_core.adaptation.control import (
+    CONTROLS,
     KIND,
     SCHEMA,
     fresh_control,
@@ -30,7 +31,7 @@ from umim_core.store.publication import publish_directory
 from umim_core.training.objectives import ending_scores
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONTROLS)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gpt-neo", "qwen3", "opt"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_control_starts_as_the_base_model(kind: str, family: str, dtype: torch.dtype) -> None:
@@ -54,7 +55,7 @@ def test_controls_have_the_size_of_the_merge_module(family: str, size: int) -> N
     assert abs(lora.size - merging) <= per_rank / 2 or lora.size == per_rank
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONTROLS)
 def test_a_trained_control_is_a_whole_backbone_and_leaves_the_base_alone(
     kind: str, tiny_backbone: Backbone
 ) -> None:
@@ -90,7 +91,7 @@ def save(kind: str, backbone: Backbone, directory: Path) -> MergedModel:
     return control.merged_model
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONTROLS)
 def test_a_loaded_control_scores_as_the_saved_one(
     kind: str, tiny_backbone: Backbone, tmp_path: Path
 ) -> None:

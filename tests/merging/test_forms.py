@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from support.merge_modules import FORMS, give_rows, module_of, spans_of, uniform
+from support.merge_modules import FORMS, give_rows, module_of
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError
 from umim_core.merging.forms.span_ops import ANCHORS, exponential_embedding, last_embedding
@@ -29,7 +29,7 @@ FILLERS = st.sampled_from([0.0, 1e30, math.inf, -math.inf, math.nan])
 
 
 def drawn(count: int, seed: int) -> torch.Tensor:
-    return spans_of(count, 4, 16, torch.Generator().manual_seed(seed))
+    return torch.randn(count, 4, 16, generator=torch.Generator().manual_seed(seed))
 
 
 @EVERY
@@ -49,7 +49,7 @@ def test_what_padding_contains_never_changes_a_bit(
 def test_what_padding_contains_never_changes_a_bit_of_the_gradient(
     form: str, torch_rng: torch.Generator
 ) -> None:
-    spans, lengths = spans_of(4, 4, 16, torch_rng), torch.tensor([1, 2, 3, 4])
+    spans, lengths = torch.randn(4, 4, 16, generator=torch_rng), torch.tensor([1, 2, 3, 4])
     padding = torch.arange(4) >= lengths[:, None]
     found = []
     for filler in (0.0, math.nan):
@@ -78,7 +78,7 @@ def test_initialise_gives_outputs_the_scale_of_the_embeddings(
 ) -> None:
     module = MergeModule(64, ModuleForm(**FORMS[form]))
     module.initialise(0.043, torch_rng)
-    out = module(0.043 * spans_of(200, 4, 64, torch_rng), torch.full((200,), 3))
+    out = module(0.043 * torch.randn(200, 4, 64, generator=torch_rng), torch.full((200,), 3))
     assert out.std().item() == pytest.approx(0.043, rel=0.05)
     assert out.mean(dim=1).abs().max().item() < 1e-5
     assert module.norm_o.bias.count_nonzero() == 0
@@ -90,7 +90,7 @@ def test_an_untrained_residual_module_gives_the_anchor_itself(
 ) -> None:
     module = MergeModule(64, ModuleForm(**FORMS[form]))
     module.initialise(0.043, torch_rng)
-    spans, lengths = spans_of(8, 4, 64, torch_rng), torch.arange(8) % 4 + 1
+    spans, lengths = torch.randn(8, 4, 64, generator=torch_rng), torch.arange(8) % 4 + 1
     assert torch.equal(module(spans, lengths), ANCHORS[module.form.residual](spans, lengths))
 
 
@@ -138,7 +138,7 @@ def test_equals_the_formula_of_a_span_alone(
     form: str, length: int, longest: int, torch_rng: torch.Generator
 ) -> None:
     module = module_of(form, 8, 2, torch.float64, longest)
-    span = spans_of(1, length, 8, torch_rng).double()
+    span = torch.randn(1, length, 8, generator=torch_rng).double()
     want = formula(module, span[0])
     for width in (length, longest):  # padded
         wide = torch.nn.functional.pad(span, (0, 0, 0, width - length))
@@ -158,6 +158,12 @@ def test_has_exactly_the_parameters_of_its_table(form: str, size: int, heads: in
     count = sum(p.numel() for p in MergeModule(size, ModuleForm(**FORMS[form]), heads).parameters())
     squares, singles = TABLE[form]
     assert count == squares * size * size + singles * size
+
+
+def uniform(layer: nn.Linear, bound: float, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Draw weight, then bias, as a linear layer is initialised."""
+    shapes = layer.weight.shape, layer.bias.shape
+    return tuple(torch.empty(s).uniform_(-bound, bound, generator=generator) for s in shapes)
 
 
 def test_weights_are_drawn_in_this_order_the_layers_behind_the_pooling() -> None:
@@ -189,7 +195,7 @@ def test_autocast_changes_rounding_alone(
     form: str, longest: int, torch_rng: torch.Generator
 ) -> None:
     module = module_of(form, longest=longest).requires_grad_()
-    spans, lengths = spans_of(9, longest, 16, torch_rng), torch.arange(9) % longest + 1
+    spans, lengths = torch.randn(9, longest, 16, generator=torch_rng), torch.arange(9) % longest + 1
     with torch.autocast("cpu", torch.bfloat16):
         found = module(spans, lengths)
     assert torch.allclose(found.float(), module(spans, lengths), rtol=0, atol=0.1)
@@ -201,7 +207,7 @@ SIZES = torch.tensor([1, 2, 3, 4])
 
 
 def test_anchors_are_the_last_token_and_weights_that_double(torch_rng: torch.Generator) -> None:
-    spans = spans_of(4, 4, 8, torch_rng).double()
+    spans = torch.randn(4, 4, 8, generator=torch_rng).double()
     one, two, three, four = spans
     want = torch.stack(
         [
@@ -226,7 +232,7 @@ def test_a_residual_module_adds_its_own_output_to_the_anchor(
     )
     alone.initialise(0.1, torch_rng)
     added.load_state_dict(alone.state_dict())
-    spans = spans_of(4, 4, 16, torch_rng)
+    spans = torch.randn(4, 4, 16, generator=torch_rng)
     want = ANCHORS[anchor](spans, SIZES) + alone(spans, SIZES)
     assert torch.allclose(added(spans, SIZES), want, rtol=0, atol=1e-6)
 
@@ -236,7 +242,7 @@ def test_gradients_of_the_spans_are_those_of_finite_differences(
     form: str, torch_rng: torch.Generator
 ) -> None:
     module = module_of(form, 8, 2, torch.float64)
-    spans = spans_of(3, 4, 8, torch_rng).double().requires_grad_()
+    spans = torch.randn(3, 4, 8, generator=torch_rng).double().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: module(x, torch.tensor([2, 3, 4])), (spans,))
 
 

@@ -1,4 +1,4 @@
-"""Rows that cannot be scored, and layouts by hand; scores: ``evaluation/test_perplexity.py``."""
+"""What cannot be scored, and layouts by hand; scores: ``evaluation/test_perplexity.py``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from support.merged_models import placed, random_merged_model
+from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge
-from umim_core.errors import EvaluationError, NumericalError
+from umim_core.errors import EvaluationError, GenerationError, NumericalError
 from umim_core.evaluation.scoring import Request, Scorer
+from umim_core.merging.continuations import score_continuations
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.likelihood import score_rows
 from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import pack_rows
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -39,6 +43,34 @@ def test_a_row_that_is_not_ids_is_refused(
 ) -> None:
     with pytest.raises(EvaluationError, match=message):
         score_rows([FINE, row], MergedModel.without_merging(tiny_backbone))
+
+
+@pytest.mark.parametrize(
+    ("context", "endings"), [([], [FINE]), (FINE, []), (FINE, [FINE, np.array([])])]
+)
+def test_empty_parts_are_refused(
+    tiny_backbone: Backbone, context: np.ndarray, endings: list[np.ndarray]
+) -> None:
+    with pytest.raises(EvaluationError, match="at least one token"):
+        score_continuations([context], [endings], MergedModel.without_merging(tiny_backbone))
+
+
+def test_preserved_positions_fill_the_backbone_sooner() -> None:
+    small = random_backbone(max_position_embeddings=6)
+    model = MergedModel(small, MergeModule(16), Matcher(RuleSet.from_spans([(2, 3, 4)])))
+    row = [np.arange(1, 6)], [[np.arange(6, 9)]]
+    assert score_continuations(*row, model)
+    with pytest.raises(EvaluationError, match="6 positions; got 7 positions for 5 units"):
+        score_continuations(*row, placed(model, "preserved"))
+
+
+def test_below_the_merge_depth_raw_tokens_count_against_the_window() -> None:
+    short = random_backbone("mistral", sliding_window=16)
+    model = random_merged_model(short, Matcher(RuleSet.from_spans([(1, 2, 3, 4)])), depth=1, rank=0)
+    context, endings = np.array([*[1, 2, 3, 4] * 9, 5, 6]), [FINE[:2], FINE[2:]]  # 11 units
+    assert score_continuations([context], [endings[:1]], model)  # the backbone's own windows
+    with pytest.raises(GenerationError, match=r"window \(16\); got 39 units"):
+        score_continuations([context], [endings], model)
 
 
 @pytest.fixture(scope="module")

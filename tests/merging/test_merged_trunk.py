@@ -17,6 +17,7 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.split import split_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import UnitPositions
 from umim_core.errors import BackboneError
 from umim_core.inference.engine import Engine
 from umim_core.merging.adapters import SpanAdapters, adapted, linear_maps, merged_rows
@@ -63,16 +64,29 @@ def test_perplexity_passes_through_the_states_of_decoding(rank: int, longest: in
             assert torch.isclose(scores[t], logits.log_softmax(-1)[ids[t + 1]], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("depth", "rank"), FORMS)
-def test_continuations_together_equal_each_alone_behind_its_context(depth: int, rank: int) -> None:
-    model = random_merged_model(build("llama"), random_rules(3, False), depth, rank)
+@pytest.mark.parametrize(
+    ("depth", "rank", "positions"), [*((*form, "preserved") for form in FORMS), (0, 3, "compact")]
+)
+def test_continuations_together_equal_each_alone_behind_its_context(
+    depth: int, rank: int, positions: UnitPositions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_merged_model(
+        build("llama"), random_rules(3, False), depth, rank, positions=positions
+    )
     contexts = random_prompts(4, 3)
     endings = [[np.array([1, 2, 3]), np.array([4, 5])], [np.array([6, 7, 1, 2])], [np.array([3])]]
     together = score_continuations(contexts, endings, model)
-    for context, row_endings, scored in zip(contexts, endings, together, strict=True):
+    # One continuation per row needs no mask of columns.
+    monkeypatch.delattr("umim_core.merging.continuations.block_mask")
+    firsts = score_continuations(contexts, [row[:1] for row in endings], model)
+    for context, row_endings, scored, [first] in zip(
+        contexts, endings, together, firsts, strict=True
+    ):
+        assert torch.allclose(scored[0].log_probs, first.log_probs, rtol=0, atol=1e-10)
         for ending, scores in zip(row_endings, scored, strict=True):
             alone = score_continuations([context], [[ending]], model)[0][0]
             assert torch.allclose(scores.log_probs, alone.log_probs, rtol=0, atol=1e-10)
+            assert torch.equal(scores.greedy, alone.greedy)
             if depth:
                 ids = [*context.tolist(), *ending[:-1].tolist()]
                 units = cuts_of(model.require_matcher(), context)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.merge_modules import FORMS, give_rows, module_of, spans_of
+from support.merge_modules import FORMS, give_rows, module_of
 from umim_core.errors import ConfigError
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.rules.grams import LONGEST
@@ -56,7 +56,7 @@ def test_the_most_frequent_rules_get_the_rows() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_row_is_added_to_what_any_form_gives(form: str, torch_rng: torch.Generator) -> None:
-    spans = spans_of(len(IDS), 4, 16, torch_rng)
+    spans = torch.randn(len(IDS), 4, 16, generator=torch_rng)
     alone, rowed = module_of(form), give_rows(module_of(form), ROWS)
     added = rowed(spans, LENGTHS, IDS) - alone(spans, LENGTHS)
     for offset, place in zip(added, [2, None, 1, 0, None], strict=True):

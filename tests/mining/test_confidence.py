@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.ngram_oracle import flat, grams_of, named
+from support.ngram_oracle import grams_of, named
 from support.tiny_models import tiny_model
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
@@ -18,7 +18,7 @@ from umim_core.errors import CorpusError, EvaluationError, NumericalError
 from umim_core.mining.confidence import confidence_counts
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
-from umim_core.text.token_ids import Offsets
+from umim_core.text.token_ids import Offsets, flat
 
 THRESHOLD = 0.02  # a random model of 32 tokens exceeds it in part
 SIZES = (20, 1, 0, 13, 2, 30, 27, 3)

@@ -18,7 +18,6 @@ from support.ngram_oracle import (
     chunks_of,
     cut,
     document_oracle,
-    flat,
     oracle,
 )
 from support.pairwise import pairwise
@@ -33,7 +32,7 @@ from umim_core.mining.counting import (
 )
 from umim_core.mining.hashing import rank_indexes
 from umim_core.rules.grams import select
-from umim_core.text.token_ids import MAX_TOKEN_ID, segment_borders
+from umim_core.text.token_ids import MAX_TOKEN_ID, flat, segment_borders
 
 THREADS = [1, 2, 3]
 SEGMENTS = st.lists(

@@ -99,14 +99,11 @@ def partition_of(keys: np.ndarray) -> np.ndarray:
     return np.array([((int(key) * 0x9E3779B97F4A7C15) % 2**64) >> 58 for key in keys], np.int64)
 
 
-def add(table: PartitionedCounts, keys: np.ndarray, weights: np.ndarray | None = None) -> None:
+def add(table: PartitionedCounts, keys: np.ndarray, *weights: np.ndarray) -> None:
     parts = partition_of(keys)
     for part in np.unique(parts):
         mine = parts == part
-        if weights is None:
-            table.add(int(part), keys[mine])
-        else:
-            table.add(int(part), keys[mine], weights[mine])
+        table.add(int(part), keys[mine], *(each[mine] for each in weights))
 
 
 def content(table: PartitionedCounts, tau: int = 1) -> dict[int, int]:
@@ -128,12 +125,12 @@ def test_tables_grow_many_times_and_lose_nothing(rng: np.random.Generator) -> No
     assert content(table) == want
 
 
-@pytest.mark.parametrize("last", [[1], None, [LARGEST]])
-def test_a_count_over_the_largest_integer_is_an_error(last: list[int] | None) -> None:
+@pytest.mark.parametrize("last", [[np.array([1])], [], [np.array([LARGEST])]])
+def test_a_count_over_the_largest_integer_is_an_error(last: list[np.ndarray]) -> None:
     table = PartitionedCounts()
     add(table, np.array([7]), np.array([LARGEST]))
     with pytest.raises(CorpusError, match=r"must lie in 0\.\.2\^63 - 1; got key 7 passes it"):
-        add(table, np.array([7]), None if last is None else np.array(last))
+        add(table, np.array([7]), *last)
 
 
 @pytest.mark.parametrize("distinct", [0, 1000, 26_000, 27_000, 60_000, 150_000])

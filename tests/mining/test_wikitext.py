@@ -9,8 +9,7 @@ from tokenizers import Tokenizer
 from support.ngram_oracle import filtered
 from umim_core.config.rule_options import Containment
 from umim_core.mining.counting import count_ngrams
-from umim_core.rules.filters import filter_rules
-from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.grams import NgramCounts, select
 from umim_core.rules.matcher import Matcher
 from umim_core.text.token_ids import segment_borders
 
@@ -52,27 +51,14 @@ def held_out() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("tau", FIGURES)
-def test_rule_counts_are_those_of_the_oracle(counts: NgramCounts, tau: int) -> None:
-    ids, support = {}, {}
-    for n in ORDERS:
-        enough = counts.support[n] >= tau
-        ids[n], support[n] = counts.ids(n)[enough], counts.support[n][enough]
-    overlap, final = filter_rules(ids, support, "greedy", "drop")
-    found = (
-        tuple(len(ids[n]) for n in ORDERS),
-        tuple(int(overlap[n].sum()) for n in ORDERS),
-        tuple(int(final[n].sum()) for n in ORDERS),
-    )
-    assert found == FIGURES[tau]
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(("tau", "containment"), REDUCTION)
-def test_token_reduction_is_that_of_the_oracle(
+def test_rule_counts_and_token_reduction_are_those_of_the_oracle(
     counts: NgramCounts, held_out: tuple[np.ndarray, np.ndarray], tau: int, containment: Containment
 ) -> None:
     rules = filtered(counts, tau=tau, containment=containment, segment_length=LENGTH)
+    frequent, overlap, both = FIGURES[tau]
+    assert tuple(map(len, select(counts, tau).keys.values())) == frequent
+    assert tuple(rules.counts_by_order.values()) == (both if containment == "drop" else overlap)
     ids, offsets = held_out
     starts, lengths, _ = Matcher(rules).segment_many(ids, offsets)
     assert int(lengths.sum()) == len(ids)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.ngram_oracle import document_oracle, filtered, flat, grams_of
+from support.ngram_oracle import document_oracle, filtered, grams_of
 from umim_core.config.rule_options import Containment, Overlap
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining.counting import count_ngrams
@@ -19,7 +19,7 @@ from umim_core.rules.filters import filter_rules, overlap_mask, tau_for_size
 from umim_core.rules.grams import ORDERS, NgramCounts, orders_to, select
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, read_ids
+from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, flat, read_ids
 
 Grams = dict[tuple[int, ...], int]
 POLICIES = [(o, c) for o in ("greedy", "none") for c in ("drop", "keep")]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.ngram_oracle import flat, rules_of_counts, units_of
+from support.ngram_oracle import rules_of_counts, units_of
 from umim_core.merging.module import MergeModule
 from umim_core.rules.inspection import (
     Rule,
@@ -23,6 +23,7 @@ from umim_core.rules.inspection import (
 )
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import flat
 
 Span = tuple[int, ...]
 SPANS = st.lists(st.integers(0, 3), min_size=2, max_size=6).map(tuple)

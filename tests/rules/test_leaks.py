@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from support.merged_models import fresh_model
 from support.ngram_oracle import filtered
-from support.tiny_models import tiny_model
+from support.tiny_models import tiny_model, word_tokenizer
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -71,10 +71,10 @@ PIECES = ["<eos>", "ja", "ne", "@", "ac", "me", ".", "org", " hi", " you", "[UNK
 
 @pytest.fixture
 def pieces() -> PreTrainedTokenizerFast:
-    core = Tokenizer(models.WordLevel({p: i for i, p in enumerate(PIECES)}, unk_token="[UNK]"))
-    core.pre_tokenizer = pre_tokenizers.Split("|", "removed")
-    core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]", eos_token="<eos>")
+    split = pre_tokenizers.Split("|", "removed")
+    made = word_tokenizer(PIECES, split, unk_token="[UNK]", eos_token="<eos>")
+    made.backend_tokenizer.decoder = decoders.Fuse()
+    return made
 
 
 # "jane@acme.org" in the 4-grams that a greedy filter may leave: each shares two tokens.

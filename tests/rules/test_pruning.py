@@ -16,10 +16,7 @@ from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.pruning import check_target, cut_to_reduction, prices, prune_by_damage
 from umim_core.rules.ruleset import RuleSet
-
-
-def text_of(*segments: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    return np.concatenate(segments), np.cumsum([0, *map(len, segments)])
+from umim_core.text.token_ids import flat
 
 
 def test_a_rule_pays_for_what_it_adds_to_the_rules_inside_it() -> None:
@@ -46,7 +43,7 @@ def test_the_reduction_is_met_within_one_rule(seed: int, target: float) -> None:
     rng = np.random.default_rng(seed)
     spans = {tuple(rng.integers(0, 8, rng.integers(2, 5)).tolist()) for _ in range(80)}
     rules = RuleSet.from_spans(spans)
-    text = text_of(*(rng.integers(0, 8, 64) for _ in range(6)))
+    text = flat([rng.integers(0, 8, 64) for _ in range(6)])
     price = rng.random(len(rules))
     cut = cut_to_reduction(rules, price, text, target)
     assert cut.dearest == price[cut.kept].max() < price[~cut.kept].min()
@@ -61,7 +58,7 @@ def test_the_reduction_is_met_within_one_rule(seed: int, target: float) -> None:
 def test_tokens_that_a_dropped_rule_frees_count_for_the_others() -> None:
     """Without (1, 2, 3) its text is saved by (3, 4), which never matched before."""
     rules = RuleSet.from_spans([(3, 4), (5, 6), (1, 2, 3)])
-    text = text_of([1, 2, 3, 4, 0, 5, 6, 0, 0, 0])
+    text = flat([[1, 2, 3, 4, 0, 5, 6, 0, 0, 0]])
     assert Matcher(rules).token_reduction(*text) == 0.3
     cut = cut_to_reduction(rules, np.array([1.0, 2.0, 3.0]), text, 0.2)
     assert (list(grams_of(cut.rules)), cut.token_reduction) == ([(3, 4), (5, 6)], 0.2)
@@ -74,7 +71,7 @@ def numbered() -> PreTrainedTokenizerFast:
 
 def test_rules_with_protected_tokens_go_first(numbered: PreTrainedTokenizerFast) -> None:
     table = table_of([9, 9, 9, 9], [9, 9, 9, 9], [0.1, 5.0, 0.1, 5.0])
-    text = text_of([1, 2, 3, 4, 5, 6, 7, 8])
+    text = flat([[1, 2, 3, 4, 5, 6, 7, 8]])
     assert list(grams_of(prune_by_damage(table, text, 0.1, numbered).rules)) == [(1, 2, 3)]
     cut = prune_by_damage(table, text, 0.1, numbered, ("digits",))
     assert list(grams_of(cut.rules)) == [(3, 4)]
@@ -93,7 +90,7 @@ def test_a_target_that_no_rules_can_have_is_refused(target: float) -> None:
 def test_a_target_that_these_rules_do_not_reach_is_refused() -> None:
     rules = RuleSet.from_spans([(1, 2), (3, 4)])
     with pytest.raises(RuleSetError, match=r"reduction of 0.5 .*; got 0.25 with all 2 "):
-        cut_to_reduction(rules, np.zeros(2), text_of([1, 2, 0, 0]), 0.5)
+        cut_to_reduction(rules, np.zeros(2), flat([[1, 2, 0, 0]]), 0.5)
 
 
 TABLE = ([6, 0, 2, 0], [5, 0, 2, 0], [3.0, 0.0, 4.0, 0.0])
@@ -107,16 +104,13 @@ def test_rare_rules_are_drawn_to_their_length_and_that_to_all() -> None:
     assert found == pytest.approx(wanted)
 
 
-def test_saved_tokens_are_those_of_units_of_the_whole_text() -> None:
-    assert table_of(*TABLE).saved_tokens.tolist() == [5, 0, 4, 0]
-
-
 def test_a_table_comes_back_as_it_was_written(tmp_path: Path) -> None:
     made = table_of(*TABLE)
     made.save(tmp_path / "damage")
     found = DamageTable.load(tmp_path / "damage")
     assert found.rules.digest == made.rules.digest
     assert found.origin == ORIGIN
+    assert found.saved_tokens.tolist() == [5, 0, 4, 0]  # of units of the whole text
     for name in ("occurrences", "merges", "kl"):
         assert np.array_equal(getattr(found, name), getattr(made, name))
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from umim_core.config.form import ModuleForm
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
@@ -51,18 +50,3 @@ def give_rows(module: MergeModule, spans: Iterable[Sequence[int]]) -> MergeModul
     with torch.no_grad():
         module.rows.table.normal_(0.0, 1.0, generator=torch.Generator().manual_seed(6))
     return module.requires_grad_(module.norm_o.weight.requires_grad)
-
-
-def spans_of(count: int, width: int, size: int, generator: torch.Generator) -> torch.Tensor:
-    """Return random spans [count, width, size]."""
-    return torch.randn(count, width, size, generator=generator)
-
-
-def uniform(
-    layer: nn.Linear, bound: float, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw weight, then bias, as a linear layer is initialised."""
-    return (
-        torch.empty(layer.weight.shape).uniform_(-bound, bound, generator=generator),
-        torch.empty(layer.bias.shape).uniform_(-bound, bound, generator=generator),
-    )

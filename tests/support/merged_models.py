@@ -18,6 +18,7 @@ from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import ModuleForm, UnitPositions
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -165,6 +166,11 @@ def _merged(
         own = torch.tensor([list(ids[start : start + tokens])])
         added = added + module.rows(own, torch.tensor([tokens]))[0]
     return span[-1] + scale[-1] * added
+
+
+def units_of_lengths(lengths: Sequence[int]) -> Segmentation:
+    sizes = np.array(lengths, dtype=np.int64)
+    return np.cumsum(sizes) - sizes, sizes
 
 
 def cuts_of(matcher: Matcher, ids: Sequence[int]) -> list[tuple[int, int]]:

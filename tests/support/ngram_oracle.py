@@ -51,12 +51,6 @@ def document_oracle(
     return {gram: len(documents) for gram, documents in found.items()}
 
 
-def flat(segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Return all ids and the segments' borders."""
-    ids = np.array([token for segment in segments for token in segment], dtype=np.int64)
-    return ids, np.cumsum([0, *map(len, segments)], dtype=np.int64)
-
-
 def as_dict(counts: NgramCounts) -> Grams:
     return by_gram(counts, counts.support)
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from support.tiny_models import random_backbone
 from tasks.training.strategies import make_strategy
@@ -27,7 +27,7 @@ from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.training.loss import BatchLoss
-from umim_core.training.objectives import DistillObjective, PreferenceObjective
+from umim_core.training.objectives import DistillObjective, PreferenceObjective, ending_scores
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_loop import TrainResult, train
 from umim_core.training.train_state import Progress
@@ -74,6 +74,23 @@ def questions(count: int, seed: int) -> list[EncodedQuestion]:
         endings = tuple(draws(2 + choice) for choice in range(3))
         found.append(EncodedQuestion(context, endings, index % 3))
     return found
+
+
+QUESTIONS = questions(4, seed=3)
+
+
+def scores(merged_model: MergedModel) -> Tensor:
+    """Return the scores [4, 3] of the answers to four questions."""
+    with torch.no_grad():
+        return torch.stack(ending_scores(QUESTIONS, merged_model))
+
+
+def disturb(module: nn.Module) -> None:
+    """Move the weights away from a start."""
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
 
 
 class _Watching(nn.Module):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from support.merged_models import units_of_lengths
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.merging.packing import PackedUnits, pack_rows
 from umim_core.training.loss import aligned_rows, blocked_terms, distill_loss, row_terms
@@ -139,11 +140,7 @@ def test_blocks_of_rows_give_the_terms_of_the_whole_chunk(rows: int, vocab: int)
 def pack(*rows: list[int]) -> PackedUnits:
     """Pack rows given by the lengths of their units; the ids count up."""
     ids = [np.arange(1, sum(lengths) + 1) for lengths in rows]
-    cuts = []
-    for lengths in rows:
-        array = np.array(lengths, dtype=np.int64)
-        cuts.append((np.cumsum(array) - array, array))
-    return pack_rows(ids, cuts)
+    return pack_rows(ids, list(map(units_of_lengths, rows)))
 
 
 def pairs(

@@ -1,4 +1,4 @@
-"""Objectives: kinds of rows, micro-batches, the scores of the start, the preference loss."""
+"""Objectives: rows and their kinds, micro-batches, the start's scores, the preference loss."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from support.engine_matrix import from_scratch
 from support.merge_modules import give_rows
 from support.merged_models import fresh_model
 from support.tiny_models import random_backbone
-from support.tiny_training import questions
-from support.trained_controls import KINDS, disturb
+from support.tiny_training import disturb, questions
+from support.token_artifacts import write_documents
 from support.training_processes import run_ranks
 from umim_core.adaptation.choices import EncodedQuestion
-from umim_core.adaptation.control import fresh_control
+from umim_core.adaptation.control import CONTROLS, fresh_control
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.recipe import DistillConfig, PreferenceConfig
+from umim_core.errors import ArtifactError
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
@@ -82,7 +83,7 @@ def seven() -> list[EncodedQuestion]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["module", *KINDS])
+@pytest.mark.parametrize("kind", ["module", *CONTROLS])
 @pytest.mark.parametrize("micro_batch", [1, 2, 7, 100])
 def test_micro_batches_change_neither_loss_nor_gradient(
     tiny_backbone: Backbone, micro_batch: int, kind: str
@@ -244,6 +245,48 @@ def test_all_states_of_a_reply_and_some_before_it_have_loss(
     assert len(before) == min(most, 17)  # 12 merged units, 5 raw ones
     assert counted[counted >= reply - 1].tolist() == list(range(reply - 1, len(IDS)))
     assert most != 3 or not np.array_equal(row.states, other.states)  # its index draws them
+
+
+ROWS = TokenRows.of_rows([[1, 2, 1, 2], [], [1, 2]], [3, 0, 2])
+PARTS = TokenRows.of_parts([[1, 2] * 4, [1, 2], [1, 2]], [((1, 4), (4, 6)), (), ((0, 2),)])
+
+
+def test_rows_survive_the_disk(tmp_path: Path) -> None:
+    ROWS.save(tmp_path / "rows")
+    back = TokenRows.load(tmp_path / "rows", 9)
+    assert [back.row(i).tolist() for i in range(len(back))] == [[1, 2, 1, 2], [], [1, 2]]
+    assert [back.parts_of(i) for i in range(3)] == [((0, 3),), ((0, 0),), ((0, 2),)]
+    assert isinstance(back.ids, np.ndarray) and not back.ids.flags.owndata, "memory-mapped"
+
+
+def test_a_corpus_is_read_from_its_files_and_never_copied(tmp_path: Path) -> None:
+    write_documents(tmp_path / "corpus", *np.split(np.arange(23), [6, 12, 18]))
+    np.save(tmp_path / "ids.npy", np.arange(23, dtype=np.uint32))
+    for name in ("corpus", "ids.npy"):
+        rows = TokenRows.load(tmp_path / name, 4)
+        found = [rows.row(i).tolist() for i in range(len(rows))]
+        assert found == np.arange(20).reshape(5, 4).tolist()
+    with pytest.raises(ArtifactError, match=r"must be an \.npy array"):
+        TokenRows.load(tmp_path / "gone", 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "index", "lengths"),
+    [
+        (ROWS, 0, [2, 1, 1]),
+        (ROWS, 1, []),
+        (ROWS, 2, [2]),
+        (PARTS, 0, [1, 1, 2, 2, 1, 1]),
+        (PARTS, 1, [1, 1]),
+        (PARTS, 2, [2]),
+    ],
+)
+def test_tokens_outside_of_the_parts_stay_raw(
+    rows: TokenRows, index: int, lengths: list[int]
+) -> None:
+    starts, found = rows.segment(index, Matcher(RuleSet.from_spans([(1, 2)])))
+    assert found.tolist() == lengths
+    assert starts.tolist() == (np.cumsum(lengths) - lengths).tolist()
 
 
 # The packed preference loss against an unpacked one that runs one forward per answer

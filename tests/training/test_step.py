@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from support import engine_matrix
 from support.engine_matrix import random_prompts, random_rules
 from support.merge_modules import FORMS, give_rows
-from support.merged_models import cuts_of, fresh_model, oracle_states, random_merged_model
+from support.merged_models import (
+    cuts_of,
+    fresh_model,
+    oracle_states,
+    random_merged_model,
+    units_of_lengths,
+)
 from support.tiny_models import FAMILIES, forwards_of, random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
@@ -53,9 +59,8 @@ def model_of(backbone: Backbone, form: str = "paper", **options: Any) -> Distill
 
 def batch(units: list[list[int]] = UNITS) -> tuple[Rows, list[Segmentation]]:
     rng = np.random.default_rng(2)
-    lengths = [np.array(row, dtype=np.int64) for row in units]
-    rows = [rng.integers(0, VOCAB, int(row.sum())) for row in lengths]
-    return rows, [(np.cumsum(row) - row, row) for row in lengths]
+    rows = [rng.integers(0, VOCAB, sum(row)) for row in units]
+    return rows, list(map(units_of_lengths, units))
 
 
 def plain_loss(

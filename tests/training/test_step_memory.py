@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from support.merge_modules import FORMS as EVERY_FORM
+from support.merged_models import units_of_lengths
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.shape import BackboneShape
@@ -27,12 +29,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         "gpt2", vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, intermediate_size=None
     ),
 }
-FORMS = {
-    "paper": ModuleForm(),
-    "learned": ModuleForm(module_positions="learned"),
-    "depth 3": ModuleForm(depth=3),
-    "linear": ModuleForm(kind="linear"),
-}
+FORMS = {n: ModuleForm(**EVERY_FORM[n]) for n in ("paper", "learned", "depth 3", "linear")}
 FEW = [2] + [1] * (LENGTH - 2)  # one merge
 HALF = [1, 4, 1, 2] * (LENGTH // 8)
 
@@ -59,7 +56,6 @@ def saved_bytes(backbone: Backbone, form: ModuleForm, lengths: list[int]) -> int
     )
     rng = np.random.default_rng(2)
     rows = [rng.integers(0, VOCAB, LENGTH) for _ in range(ROWS)]
-    units = np.array(lengths)
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -67,7 +63,7 @@ def saved_bytes(backbone: Backbone, form: ModuleForm, lengths: list[int]) -> int
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(rows, [(np.cumsum(units) - units, units)] * ROWS)
+        model(rows, [units_of_lengths(lengths)] * ROWS)
     weights = (*backbone.model.parameters(), *backbone.model.buffers())
     frozen = {tensor.untyped_storage().data_ptr() for tensor in weights}
     trained = (torch.nn.Parameter,)

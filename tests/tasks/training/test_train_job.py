@@ -15,12 +15,12 @@ from transformers import PreTrainedTokenizerBase
 
 from support.merged_models import fresh_model, placed
 from support.tiny_models import save_with_tokenizer
-from support.trained_controls import KINDS, scores
+from support.tiny_training import scores
 from support.training_processes import run_ranks
 from tasks.training.strategies import DdpStrategy, make_strategy
 from tasks.training.train_worker import run_worker
 from umim_core.adaptation.choices import encode_questions
-from umim_core.adaptation.control import load_control, read_record
+from umim_core.adaptation.control import CONTROLS, load_control, read_record
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm, UnitPositions
@@ -171,7 +171,7 @@ def test_what_cannot_start_is_refused(dpo: TrainJob, tmp_path: Path) -> None:
             run_in(tmp_path, replace(dpo, **changes))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONTROLS)
 def test_a_job_trains_a_control_and_writes_it(dpo: TrainJob, kind: str, tmp_path: Path) -> None:
     run_in(tmp_path, replace(dpo, control=kind, rules=None))
     backbone = load_backbone(dpo.backbone)
@@ -219,7 +219,7 @@ def train_each(_: int, *jobs: TrainJob) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONTROLS)
 def test_two_ranks_train_the_control_of_one(dpo: TrainJob, kind: str, tmp_path: Path) -> None:
     backbone = load_backbone(dpo.backbone)
     alone = replace(dpo, control=kind, out=str(tmp_path / "alone"))
