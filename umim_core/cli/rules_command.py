@@ -67,11 +67,11 @@ def rules(
 
     most: list[dict[str, Any]] = [
         {
-            "ids": list(rule.ids),
-            "count": rule.count,
-            "text": None if known is None else decode(known, rule.ids, special=True),
+            "ids": list(ids),
+            "count": count,
+            "text": None if known is None else decode(known, ids, special=True),
         }
-        for rule in top_rules(ruleset, top)
+        for ids, count in top_rules(ruleset, top)
     ]
     document: dict[str, object] = {
         "directory": directory,
@@ -136,7 +136,7 @@ def _measure(
     offsets = np.array(segment_borders(len(tokens), length))
     ids = tokens[: offsets[-1]]
     return {
-        "coverage": asdict(coverage(ids, offsets, Matcher(rules))),
+        "coverage": coverage(ids, offsets, Matcher(rules)),
         "segment_length": length,
         "documents": None if isinstance(source, TokenIds) else sum(last for _, last in pieces),
     }

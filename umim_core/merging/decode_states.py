@@ -25,6 +25,7 @@ Shapes: B rows, T raw tokens of the longest, M different spans, N tokens of the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,61 +103,48 @@ def branch_layout(
     offset = (column - start).masked_fill(padding, 0)
     trunk = (offset == length - 1) | padding
     span = packed.span_index.gather(1, unit).masked_fill(padding, -1)
-    within = _Prefixes.of(packed, matcher)
-    compact = unit + within.units[span, offset]
+    lengths, units, surrogate, span_ids, span_lengths = _prefixes(packed, matcher)
     return BranchLayout(
         trunk=trunk,
-        lengths=within.lengths[span, offset].masked_fill(padding, 0),
-        positions=compact if unit_positions == "compact" else column,
-        surrogate=within.surrogate[span, offset],
-        span_ids=within.span_ids,
-        span_lengths=within.span_lengths,
+        lengths=lengths[span, offset].masked_fill(padding, 0),
+        positions=unit + units[span, offset] if unit_positions == "compact" else column,
+        surrogate=surrogate[span, offset],
+        span_ids=span_ids,
+        span_lengths=span_lengths,
     )
 
 
-@dataclass(frozen=True)
-class _Prefixes:
-    """Prefixes of a batch's M spans: row m, entry k is the prefix of k + 1 tokens.
+def _prefixes(packed: PackedUnits, matcher: Matcher | None) -> Iterator[Tensor]:
+    """Cut the prefixes of a batch's M spans: row m, entry k is the prefix of k + 1 tokens.
 
     The last row, M, stands for units of one raw token.
 
-    Attributes:
-        lengths: Tokens of the prefix's last unit [M + 1, N].
-        units: Units of the prefix, less one [M + 1, N].
-        surrogate: Row of ``span_ids`` of its last unit [M + 1, N], -1 for a raw token.
-        span_ids: The spans and the smaller rules within them [M', N].
-        span_lengths: Their tokens [M'].
+    Returns:
+        Tokens of the prefix's last unit, units of the prefix less one, and the row of that last
+        unit among some spans, -1 for a raw token [M + 1, N] each; those spans, which are the
+        batch's and the smaller rules within them [M', N], and their tokens [M'].
     """
-
-    lengths: Tensor
-    units: Tensor
-    surrogate: Tensor
-    span_ids: Tensor
-    span_lengths: Tensor
-
-    @classmethod
-    def of(cls, packed: PackedUnits, matcher: Matcher | None) -> _Prefixes:
-        spans, sizes = packed.span_ids.cpu().numpy(), packed.span_lengths.cpu().numpy()
-        longest = spans.shape[1]
-        lengths = np.ones((len(spans) + 1, longest), dtype=np.int64)
-        units = np.tile(np.arange(longest), (len(spans) + 1, 1))  # raw tokens, one by one
-        for size in range(2, longest):
-            longer = np.flatnonzero(sizes > size)
-            if matcher is not None and len(longer):
-                borders = np.arange(len(longer) + 1, dtype=np.int64) * size
-                prefixes = spans[longer, :size].reshape(-1)
-                _, sizes_within, ends = matcher.segment_many(prefixes, borders)
-                lengths[longer, size - 1] = sizes_within[ends[1:] - 1]  # of the last unit
-                units[longer, size - 1] = np.diff(ends) - 1
-        complete = np.arange(len(spans)), sizes - 1
-        lengths[complete], units[complete] = sizes, 0
-        units[-1] = 0
-        row, last = (lengths > 1).nonzero()
-        sizes = lengths[row, last]
-        keys = unit_keys(spans.reshape(-1), row * longest + last - sizes + 1, sizes, longest)
-        unique, inverse = np.unique(keys, axis=0, return_inverse=True)
-        surrogate = np.full_like(lengths, -1)
-        surrogate[row, last] = inverse.reshape(-1)
-        widest = int(unique[:, 0].max(initial=1))
-        parts = (lengths, units, surrogate, unique[:, 1 : 1 + widest].copy(), unique[:, 0].copy())
-        return cls(*(torch.from_numpy(part).to(packed.starts.device) for part in parts))
+    spans, sizes = packed.span_ids.cpu().numpy(), packed.span_lengths.cpu().numpy()
+    longest = spans.shape[1]
+    lengths = np.ones((len(spans) + 1, longest), dtype=np.int64)
+    units = np.tile(np.arange(longest), (len(spans) + 1, 1))  # raw tokens, one by one
+    for size in range(2, longest):
+        longer = np.flatnonzero(sizes > size)
+        if matcher is not None and len(longer):
+            borders = np.arange(len(longer) + 1, dtype=np.int64) * size
+            prefixes = spans[longer, :size].reshape(-1)
+            _, sizes_within, ends = matcher.segment_many(prefixes, borders)
+            lengths[longer, size - 1] = sizes_within[ends[1:] - 1]  # of the last unit
+            units[longer, size - 1] = np.diff(ends) - 1
+    complete = np.arange(len(spans)), sizes - 1
+    lengths[complete], units[complete] = sizes, 0
+    units[-1] = 0
+    row, last = (lengths > 1).nonzero()
+    sizes = lengths[row, last]
+    keys = unit_keys(spans.reshape(-1), row * longest + last - sizes + 1, sizes, longest)
+    unique, inverse = np.unique(keys, axis=0, return_inverse=True)
+    surrogate = np.full_like(lengths, -1)
+    surrogate[row, last] = inverse.reshape(-1)
+    widest = int(unique[:, 0].max(initial=1))
+    parts = (lengths, units, surrogate, unique[:, 1 : 1 + widest].copy(), unique[:, 0].copy())
+    return (torch.from_numpy(part).to(packed.starts.device) for part in parts)

@@ -33,16 +33,14 @@ def add_low_rank(out: Tensor, x: Tensor, rows: Tensor, down: Tensor, up: Tensor)
     sizes = (len(x), len(down), down.shape[1], up.shape[1])
     if not types or sizes != (len(out), x.shape[1], len(up), out.shape[1]):
         raise ValueError(f"sizes or types do not fit: {out.dtype} {x.dtype} {x.shape} {out.shape}")
-    _add_rows(_bits(out), _bits(x.contiguous()), rows.numpy(), *_numbers(down, up))
+    _add_rows(
+        _bits(out), _bits(x.contiguous()), rows.numpy(), down.float().numpy(), up.float().numpy()
+    )
 
 
 def _bits(matrix: Tensor) -> NDArray[np.uint16]:
     bits: NDArray[np.uint16] = matrix.view(torch.uint16).numpy()
     return bits
-
-
-def _numbers(*matrices: Tensor) -> list[NDArray[np.float32]]:
-    return [matrix.float().numpy() for matrix in matrices]
 
 
 @_njit

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from umim_core.rules.grams import MAX_LONGEST
 from umim_core.text.token_ids import Ints
 
 Segmentation = tuple[Ints, Ints]
+_OF_UNITS: Final = ("token_ids", "span_index", "starts", "lengths")  # columns of a batch [B, S]
 
 
 class Segmenter(Protocol):
@@ -74,17 +75,8 @@ class PackedUnits:
     def take(self, rows: Tensor) -> PackedUnits:
         """Return some rows [R] (int64), trimmed to their longest; spans stay the batch's."""
         width = int(self.unit_counts[rows].max()) if len(rows) else 0
-
-        def cut(units: Tensor) -> Tensor:
-            return units[rows, :width]
-
-        return replace(
-            self,
-            token_ids=cut(self.token_ids),
-            span_index=cut(self.span_index),
-            starts=cut(self.starts),
-            lengths=cut(self.lengths),
-        )
+        units = {name: getattr(self, name)[rows, :width] for name in _OF_UNITS}
+        return replace(self, **units)
 
     def position_ids(self, unit_positions: UnitPositions) -> Tensor:
         """Return the position of every unit in the backbone [B, S] (int64), rising along a row.
@@ -142,18 +134,8 @@ def pack_rows(
     width = int(every[:, 0].max(initial=1))
     unique, inverse = np.unique(every[:, : 1 + width], axis=0, return_inverse=True)
     span_index[lengths > 1] = inverse.reshape(-1)
-
-    def tensor(array: Ints) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
-    return PackedUnits(
-        token_ids=tensor(token_ids),
-        span_index=tensor(span_index),
-        span_ids=tensor(unique[:, 1:]),
-        span_lengths=tensor(unique[:, 0]),
-        starts=tensor(starts),
-        lengths=tensor(lengths),
-    )
+    arrays = (token_ids, span_index, unique[:, 1:], unique[:, 0], starts, lengths)
+    return PackedUnits(*(torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in arrays))
 
 
 def unit_keys(ids: NDArray[np.integer], starts: Ints, sizes: Ints, width: int) -> Ints:

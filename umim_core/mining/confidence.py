@@ -50,7 +50,7 @@ def confidence_counts(
     """
     check_offsets(offsets, len(ids))
     dropped = np.array(sorted({*excluded, *backbone.special_ids}), dtype=np.int64)
-    rows_by_order: dict[int, list[Ids]] = {n: [np.zeros((0, n), dtype=np.int32)] for n in ORDERS}
+    parts: list[SpanCounts] = []
     for first in range(0, len(offsets) - 1, batch_size):
         borders = np.asarray(offsets[first : first + batch_size + 1])
         tokens = read_ids(ids, int(borders[0]), int(borders[-1]))
@@ -63,11 +63,9 @@ def confidence_counts(
         # The first token of a segment is never sure, so no run crosses a border.
         edges = np.flatnonzero(np.diff(sure.astype(np.int8), prepend=0, append=0))
         starts, lengths = edges[::2], edges[1::2] - edges[::2]
-        for n in ORDERS:
-            at = starts[lengths == n, None] + np.arange(n)
-            rows_by_order[n].append(tokens[at])
-    rows = {n: np.concatenate(rows_by_order[n]) for n in ORDERS}
-    return add_span_counts([(rows, {n: np.ones(len(rows[n]), np.int64) for n in ORDERS})])
+        runs = {n: tokens[starts[lengths == n, None] + np.arange(n)] for n in ORDERS}
+        parts.append((runs, {n: np.ones(len(runs[n]), np.int64) for n in ORDERS}))
+    return add_span_counts(parts)
 
 
 def add_span_counts(parts: Sequence[SpanCounts]) -> SpanCounts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,40 +37,28 @@ def _rules_per_surrogate(rules: RuleSet) -> Ints:
     return np.unique(pack_spans(blocks + 1), return_counts=True)[1]
 
 
-@dataclass(frozen=True)
-class Rule:
-    ids: tuple[int, ...]
-    count: int
+def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> dict[str, Any]:
+    """Segment held-out text, ids [T] and borders [num_segments + 1], and count what was merged.
 
-
-@dataclass(frozen=True)
-class Coverage:
-    """Effect of a rule set on held-out text.
-
-    Attributes:
-        token_reduction: (raw tokens - units) / raw tokens.
-        spans: Merged spans of each order n.
+    Returns:
+        The tokens, segments and token reduction, and the merged spans of each order n.
     """
-
-    tokens: int
-    segments: int
-    token_reduction: float
-    spans: dict[int, int]
-
-
-def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Coverage:
-    """Segment held-out text, ids [T] and borders [num_segments + 1], and count what was merged."""
     _, lengths, _ = matcher.segment_many(ids, offsets)
-    spans = {n: int((lengths == n).sum()) for n in matcher.rules.orders}
-    return Coverage(len(ids), len(offsets) - 1, token_reduction(len(ids), len(lengths)), spans)
+    return {
+        "tokens": len(ids),
+        "segments": len(offsets) - 1,
+        "token_reduction": token_reduction(len(ids), len(lengths)),
+        "spans": {n: int((lengths == n).sum()) for n in matcher.rules.orders},
+    }
 
 
-def top_rules(rules: RuleSet, most: int) -> list[Rule]:
+def top_rules(rules: RuleSet, most: int) -> list[tuple[tuple[int, ...], int]]:
+    """Return the ids and counts of the most frequent rules."""
     listed = []
     for place in np.argsort(-rules.support, kind="stable")[:most].tolist():
         n = int(rules.sizes[place])
         ids = tuple(rules.ids_by_order[n][place - rules.first_place(n)].tolist())
-        listed.append(Rule(ids, int(rules.support[place])))
+        listed.append((ids, int(rules.support[place])))
     return listed
 
 
