@@ -119,10 +119,6 @@ def test_a_split_that_would_be_empty_is_refused(given: dict[TaskSplit, list[Ques
 LENGTH = 24
 
 
-def pairs(text: str) -> tuple[int, ...]:
-    return tuple(characters(text))
-
-
 def options(tau: int, **changes: object) -> RuleOptions:
     asked = {"tau": tau, "segment_length": None, **AS_FOUND, **changes}
     return RuleOptions.model_validate(asked)
@@ -163,7 +159,7 @@ def test_a_budget_raises_each_threshold_until_the_rules_fit() -> None:
     questions = [Question("abcabcab", ("x", "y"), 0)]  # (a,b):3 (b,c):2 (c,a):2
     for tau in (1, 3):
         rules = mine_task_rules(questions, characters, options(tau, rule_budget=2), CONTEXT)
-        assert (grams_of(rules), rules.options.tau) == ({pairs("ab"): 3}, 3)
+        assert (grams_of(rules), rules.options.tau) == ({tuple(b"ab"): 3}, 3)
     free = mine_task_rules(questions, characters, options(1, rule_budget=3), CONTEXT)
     assert (len(free), free.options.tau) == (3, 1)
 

@@ -15,10 +15,9 @@ from support.merge_modules import give_rows, module_of
 from support.merged_models import units_of_lengths
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.merged_model import MergedModel, SpanCache
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import PackedUnits, pack_rows
-from umim_core.merging.span_cache import SpanCache
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

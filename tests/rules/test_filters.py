@@ -220,11 +220,13 @@ def test_what_was_not_counted_cannot_be_asked_for(
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32, np.int64, np.uint64])
 def test_ids_are_read_as_one_type_and_cannot_be_written(dtype: type[np.integer]) -> None:
-    ids = np.array([5, 6, 7, 8], dtype=dtype)
-    got = read_ids(ids, 1, 3)
-    assert (got.tolist(), got.dtype) == ([6, 7], np.int32)
-    assert not got.flags.writeable
-    assert ids.flags.writeable, "the array itself stays as it was"
+    for writeable in (True, False):
+        ids = np.array([5, 6, 7, 8], dtype=dtype)
+        ids.flags.writeable = writeable
+        got = read_ids(ids, 1, 3)
+        assert (got.tolist(), got.dtype) == ([6, 7], np.int32)
+        assert not got.flags.writeable
+        assert ids.flags.writeable is writeable, "the array itself stays as it was"
     apart = read_ids(np.arange(10, dtype=dtype)[::2], 1, 4)
     assert apart.tolist() == [2, 4, 6] and apart.flags.c_contiguous
 

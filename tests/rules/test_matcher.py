@@ -135,15 +135,6 @@ def test_many_sequences_are_cut_as_each_one_alone_by_any_threads(
         assert own == units_of(ids[low:high], spans)
 
 
-def test_read_only_ids_are_segmented_and_left_alone() -> None:
-    ids = np.array([1, 2, 3], dtype=np.int32)
-    ids.flags.writeable = False
-    assert Matcher(RuleSet.from_spans({(1, 2)})).segment(ids)[1].tolist() == [2, 1]
-    writable = np.array([1, 2, 3], dtype=np.int32)
-    Matcher(RuleSet.from_spans({(1, 2)})).segment(writable)
-    assert writable.flags.writeable
-
-
 @pytest.mark.parametrize(
     ("ids", "end", "message"),
     [

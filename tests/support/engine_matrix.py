@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import product
 from typing import Any
 
@@ -26,6 +26,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.pruning import rules_under
 from umim_core.rules.ruleset import RuleSet
 
 VOCAB = 11
@@ -94,13 +95,12 @@ def priced_rules(seed: int, infix_free: bool, longest: int = 4) -> Matcher:
     """The same with prices between 0 and 1, half of them at most ``CHEAP``."""
     rules = random_rules(seed, infix_free, longest).rules
     prices = np.random.default_rng(seed).random(len(rules), dtype=np.float32)
-    return Matcher(replace(rules, prices=prices))
+    return Matcher(rules.with_prices(prices))
 
 
 def cheap_rules(matcher: Matcher) -> Matcher:
     """The rules of at most ``CHEAP``, without prices."""
-    cheap = matcher.rules.take(matcher.rules.require_prices() <= CHEAP)
-    return Matcher(replace(cheap, prices=None))
+    return Matcher(rules_under(matcher.rules, CHEAP).with_prices(None))
 
 
 def random_prompts(seed: int, rows: int, tokens: int = VOCAB) -> list[np.ndarray]:

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from torch import Tensor
 
 from support.merged_models import units_of_lengths
+from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.merging.packing import PackedUnits, pack_rows
 from umim_core.training.loss import aligned_rows, blocked_terms, distill_loss, row_terms
@@ -44,17 +44,14 @@ class Case(NamedTuple):
 
 
 def head_of(weight: Tensor, bias: Tensor | None) -> Backbone:
-    config = GPT2Config(
-        vocab_size=VOCAB, n_embd=HIDDEN, n_layer=1, n_head=2, n_positions=8, bos_token_id=0,
-        eos_token_id=0, tie_word_embeddings=False,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config)
-    model.set_output_embeddings(nn.Linear(HIDDEN, VOCAB, bias=bias is not None))
+    sizes = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_attention_heads": 2}
+    family = "gpt2" if bias is None else "phi"
+    backbone = random_backbone(family, **sizes, tie_word_embeddings=False)
     with torch.no_grad():
-        model.lm_head.weight.copy_(weight)
+        backbone.head_weight.copy_(weight)
         if bias is not None:
-            model.lm_head.bias.copy_(bias)
-    return wrap_backbone(model, None)
+            backbone.head_bias.copy_(bias)
+    return backbone
 
 
 def ordinary(generator: torch.Generator, *, bias: bool = False, rows: int = ROWS) -> Case:

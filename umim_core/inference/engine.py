@@ -46,8 +46,7 @@ from umim_core.inference.prompts import (
     read_prompts,
 )
 from umim_core.inference.unit_cache import UnitCache
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.span_cache import SpanCache
+from umim_core.merging.merged_model import MergedModel, SpanCache
 from umim_core.rules.matcher import Advance, Matcher
 from umim_core.rules.pruning import rules_under
 from umim_core.text.token_ids import Ints
