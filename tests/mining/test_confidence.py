@@ -40,14 +40,10 @@ def oracle(
     """All maximal runs of any length, by a scan."""
     runs: Counter[tuple[int, ...]] = Counter()
     for segment, flags in zip(segments, sure, strict=True):
-        run: list[int] = []
-        for token, flag in zip(segment, flags, strict=True):
-            if flag and token not in excluded:
-                run.append(token)
-            else:
-                runs[tuple(run)] += 1
-                run = []
-        runs[tuple(run)] += 1
+        kept = [flag and token not in excluded for token, flag in zip(segment, flags, strict=True)]
+        for is_run, places in itertools.groupby(range(len(segment)), kept.__getitem__):
+            if is_run:
+                runs[tuple(segment[place] for place in places)] += 1
     return runs
 
 

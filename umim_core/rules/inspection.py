@@ -14,13 +14,7 @@ from umim_core.text.token_ids import Ints
 
 
 def collision_rate(rules: RuleSet) -> float:
-    """Return the share of rules with the surrogate of another, whatever the weights; 0 without."""
-    sizes = _rules_per_surrogate(rules)
-    return float(sizes[sizes > 1].sum() / len(rules)) if len(rules) else 0.0
-
-
-def _rules_per_surrogate(rules: RuleSet) -> Ints:
-    """Count the rules of each surrogate.
+    """Return the share of rules with the surrogate of another, whatever the weights; 0 without.
 
     Without positions a module sees each token's share of a span: sorted spans that repeat the same
     shortest block, (a a b b) and (a b) say, have one surrogate.
@@ -34,7 +28,8 @@ def _rules_per_surrogate(rules: RuleSet) -> Ints:
                 equal = (apart == apart[:, :, :1]).all(axis=(1, 2))
                 blocks[rows[equal]] = -1
                 blocks[rows[equal], : n // times] = apart[equal, :, 0]
-    return np.unique(pack_spans(blocks + 1), return_counts=True)[1]
+    sizes = np.unique(pack_spans(blocks + 1), return_counts=True)[1]  # rules of a surrogate
+    return float(sizes[sizes > 1].sum() / len(rules)) if len(rules) else 0.0
 
 
 def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> dict[str, Any]:
