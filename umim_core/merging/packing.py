@@ -8,7 +8,7 @@ Shapes: B rows, S units of the longest row, M different spans, N tokens of the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Protocol
@@ -25,6 +25,8 @@ from umim_core.rules.grams import MAX_LONGEST
 from umim_core.text.token_ids import Ints
 
 Segmentation = tuple[Ints, Ints]
+SpanMerger = Callable[[Tensor, Tensor], Tensor]
+"""Anything that pools spans [M, N, d] with lengths [M] into surrogates [M, d]."""
 _OF_UNITS: Final = ("token_ids", "span_index", "starts", "lengths")  # columns of a batch [B, S]
 
 
@@ -33,13 +35,6 @@ class Segmenter(Protocol):
 
     def segment(self, ids: NDArray[np.integer]) -> Segmentation:
         """Cut ids [T] into units of 1 to 16 tokens; see ``Matcher.segment``."""
-
-
-class SpanMerger(Protocol):
-    """Anything that pools spans [M, N, d] with lengths [M] into surrogates [M, d]."""
-
-    def __call__(self, spans: Tensor, lengths: Tensor) -> Tensor:
-        """Pool spans."""
 
 
 @dataclass(frozen=True)
