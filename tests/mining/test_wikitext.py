@@ -39,7 +39,7 @@ def counts() -> NgramCounts:
     stream = tokenize("train")
     assert len(stream) == 2_448_382
     offsets = segment_borders(len(stream), LENGTH)
-    assert offsets.count == 4_781
+    assert len(offsets) == 1 + 4_781
     return count_ngrams(stream, offsets, 5, excluded=[50256])
 
 
