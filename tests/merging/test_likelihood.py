@@ -19,7 +19,7 @@ from umim_core.config.form import Merge
 from umim_core.errors import EvaluationError, GenerationError, NumericalError
 from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.merging.continuations import score_continuations
-from umim_core.merging.decode_states import BranchLayout, branch_layout
+from umim_core.merging.decode_states import branch_layout
 from umim_core.merging.likelihood import score_rows
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
@@ -102,13 +102,9 @@ def test_scores_that_are_no_numbers_are_refused(
         measure(broken)
 
 
-def layout_of(ids: list[int], *spans: tuple[int, ...]) -> BranchLayout:
-    matcher, row = Matcher(RuleSet.from_spans(spans)), np.array(ids)
-    return branch_layout(pack_rows([row], [matcher.segment(row)]), matcher, "compact")
-
-
 def test_layout_of_the_worked_example_with_a_rule_inside_another() -> None:
-    layout = layout_of([0, 1, 2, 3, 4], (1, 2), (1, 2, 3, 4))
+    matcher, row = Matcher(RuleSet.from_spans([(1, 2), (1, 2, 3, 4)])), np.arange(5)
+    layout = branch_layout(pack_rows([row], [matcher.segment(row)]), matcher, "compact")
     assert layout.trunk.tolist() == [[True, False, False, False, True]]
     assert layout.lengths.tolist() == [[1, 1, 2, 1, 4]]
     assert layout.positions.tolist() == [[0, 1, 1, 2, 1]]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from support.damage_tables import ORIGIN, table_of
 from support.ngram_oracle import grams_of
@@ -64,12 +63,8 @@ def test_tokens_that_a_dropped_rule_frees_count_for_the_others() -> None:
     assert (list(grams_of(cut.rules)), cut.token_reduction) == ([(3, 4), (5, 6)], 0.2)
 
 
-@pytest.fixture
-def numbered() -> PreTrainedTokenizerFast:
-    return word_tokenizer(["<eos>", "in", "1990", "of", "the", "a", "B2", "c", "d"])
-
-
-def test_rules_with_protected_tokens_go_first(numbered: PreTrainedTokenizerFast) -> None:
+def test_rules_with_protected_tokens_go_first() -> None:
+    numbered = word_tokenizer(["<eos>", "in", "1990", "of", "the", "a", "B2", "c", "d"])
     table = table_of([9, 9, 9, 9], [9, 9, 9, 9], [0.1, 5.0, 0.1, 5.0])
     text = flat([[1, 2, 3, 4, 5, 6, 7, 8]])
     assert list(grams_of(prune_by_damage(table, text, 0.1, numbered).rules)) == [(1, 2, 3)]
