@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from umim_core.backbone.backbone import Backbone
@@ -160,24 +159,13 @@ class Control:
 def fresh_control(kind: str, backbone: Backbone, seed: int) -> Control:
     """Return an untrained control, which computes what the base model computes, bit for bit."""
     install = find_control(kind)
-    twin = _with_model(backbone, frozen_twin(backbone.model))
+    twin = replace(backbone, model=frozen_twin(backbone.model))
     with forked_generators(backbone.device):
         torch.manual_seed(seed)
         module = install(twin).to(backbone.device)
     twin.model.train(False)
-    return Control(kind, module, MergedModel.without_merging(_with_model(twin, twin.model)))
-
-
-def _with_model(backbone: Backbone, model: PreTrainedModel) -> Backbone:
-    """Return a backbone with another model of the same form, taken apart."""
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # theirs
-    return replace(
-        backbone,
-        model=model,
-        embedding=model.get_input_embeddings(),
-        trunk=model.base_model,
-        projection=head,
-    )
+    whole = replace(twin)  # it looks for its parts anew
+    return Control(kind, module, MergedModel.without_merging(whole))
 
 
 class ControlRecord(BaseModel):

@@ -82,8 +82,6 @@ class Backbone:
         tokenizer: Its tokenizer, or None for models built in memory.
         identity: Architecture, configuration and weights in digests.
         tokenizer_fingerprint: SHA-256 of the vocabulary and the encoding pipeline ("" without one).
-        embedding: Turns ids into what the trunk reads, scaled if the model scales it.
-        trunk, projection: The blocks with the final norm, and the head as a module.
     """
 
     name: str
@@ -92,9 +90,6 @@ class Backbone:
     tokenizer: PreTrainedTokenizerBase | None = field(repr=False)
     identity: ModelIdentity = field(repr=False)
     tokenizer_fingerprint: str
-    embedding: nn.Module = field(repr=False)
-    trunk: nn.Module = field(repr=False)
-    projection: nn.Module = field(repr=False)
 
     def __repr__(self) -> str:
         sizes = f"d {self.hidden_size}, V {self.vocab_size}, {self.dtype} on {self.device}"
@@ -103,6 +98,26 @@ class Backbone:
     @cached_property
     def fingerprint(self) -> str:
         return self.identity.fingerprint
+
+    @cached_property
+    def embedding(self) -> nn.Module:
+        """Turns ids into what the trunk reads, scaled if the model scales it."""
+        return self.model.get_input_embeddings()
+
+    @cached_property
+    def trunk(self) -> nn.Module:
+        """The blocks with the final norm."""
+        return self.model.base_model
+
+    @cached_property
+    def projection(self) -> nn.Module:
+        """The head as a module."""
+        # None where there is no output projection, and where there are no input embeddings
+        head: nn.Module | None = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]  # theirs
+        if head is None or self.trunk is self.model:
+            rule = "a backbone must have input embeddings, a trunk and an output projection"
+            raise BackboneError(rule, type(self.model).__name__, "Use a causal language model.")
+        return head
 
     @property
     def hidden_size(self) -> int:
@@ -338,11 +353,6 @@ def _wrap(
     revision: str | None,
     identity: ModelIdentity,
 ) -> Backbone:
-    # None where there is no output projection, and where there are no input embeddings
-    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # theirs
-    if head is None or model.base_model is model:
-        rule = "a backbone must have input embeddings, a trunk and an output projection"
-        raise BackboneError(rule, type(model).__name__, "Use a causal language model.")
     backbone = Backbone(
         name=name,
         revision=revision,
@@ -350,9 +360,6 @@ def _wrap(
         tokenizer=tokenizer,
         identity=identity,
         tokenizer_fingerprint="" if tokenizer is None else tokenizer_fingerprint(tokenizer),
-        embedding=model.get_input_embeddings(),
-        trunk=model.base_model,
-        projection=head,
     )
     check_capabilities(backbone)
     return backbone
@@ -375,14 +382,14 @@ def check_capabilities(backbone: Backbone) -> None:
 
 def _check_parts(backbone: Backbone) -> None:
     """Refuse a model without the parts that the method uses; no forward is run."""
-    model = backbone.model
+    model, head = backbone.model, backbone.projection
     devices = {str(parameter.device) for parameter in model.parameters()}
     rule = "all weights of a backbone must be on one device"
     value = ", ".join(sorted(devices)) or "no weights"
     remedy = "Choose a device or a device_map that keeps them together."
     _require(backbone, len(devices) == 1 and devices != {"meta"}, rule, value, remedy)
     remedy = "Quantise the blocks only, and leave embeddings and output projection as they are."
-    for what, module in (("input embeddings", backbone.embedding), ("head", backbone.projection)):
+    for what, module in (("input embeddings", backbone.embedding), ("head", head)):
         weight = getattr(module, "weight", None)
         rule = f"the {what} of a backbone must have a floating weight matrix"
         fits = isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point()

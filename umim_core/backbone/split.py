@@ -61,7 +61,7 @@ def layer_range(backbone: Backbone, first: int, end: int) -> Backbone:
     """
     model = frozen_twin(backbone.model)
     holder, name = layer_list(model)
-    called = _called(replace(backbone, model=model, trunk=model.base_model), holder)
+    called = _called(replace(backbone, model=model), holder)
     layers = nn.ModuleList(list(getattr(holder, name))[first:end])
     for module in layers.modules():
         if "layer_idx" in vars(module):  # the place of a layer in its cache
@@ -76,7 +76,7 @@ def layer_range(backbone: Backbone, first: int, end: int) -> Backbone:
             setattr(holder, child, _NoPositions(module))
     if end < backbone.num_layers:
         setattr(holder, called[-1], nn.Identity())
-    return replace(backbone, model=model, trunk=model.base_model)
+    return replace(backbone, model=model)
 
 
 def layer_list(model: PreTrainedModel) -> tuple[nn.Module, str]:
@@ -145,7 +145,7 @@ def with_held_weights(backbone: Backbone) -> Backbone:
             for name, weight in list(layer.named_parameters(recurse=False)):
                 half = nn.Parameter(weight.to(torch.bfloat16), requires_grad=False)
                 layer.register_parameter(name, half)
-    twin = replace(backbone, model=model, trunk=model.base_model)
+    twin = replace(backbone, model=model)
     if _gives_the_same_states(twin, backbone):
         return twin
     _log.info("umim: weights are cast for every product of %s", backbone.name)

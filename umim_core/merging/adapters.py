@@ -153,4 +153,4 @@ def adapted(backbone: Backbone, adapters: SpanAdapters) -> Backbone:
             parent, _, leaf = name.rpartition(".")
             wrapped = _AdaptedLinear(linear, adapters, name, number)
             setattr(layer.get_submodule(parent), leaf, wrapped)
-    return replace(backbone, model=model, trunk=model.base_model)
+    return replace(backbone, model=model)
