@@ -98,13 +98,13 @@ def layer_list(model: PreTrainedModel) -> tuple[nn.Module, str]:
 def _called(backbone: Backbone, holder: nn.Module) -> list[str]:
     """Return which modules beside the layers a forward on embeddings calls, in order."""
     called: list[str] = []
+    embeddings = backbone.embed(torch.zeros(1, 1, dtype=torch.int64, device=backbone.device))
     handles = [
         child.register_forward_hook(lambda *_, name=name: called.append(name))
         for name, child in holder.named_children()
     ]
     try:
-        ids = torch.zeros(1, 1, dtype=torch.int64, device=backbone.device)
-        backbone.hidden(backbone.embed(ids))
+        backbone.hidden(embeddings)
     finally:
         for handle in handles:
             handle.remove()
