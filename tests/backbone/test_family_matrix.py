@@ -311,6 +311,7 @@ def nowhere() -> LlamaForCausalLM:
         (lambda: with_lora().base_model.model, "head must be one linear projection"),
         (packed, "plain tensors; got LlamaForCausalLM: .* is packed"),
         (nowhere, "LlamaForCausalLM: .*on no device"),
+        (lambda: llama().model, "trunk and an output projection; got LlamaModel"),
     ],
 )
 def test_a_model_of_other_semantics_is_refused(make: Callable[[], nn.Module], said: str) -> None:

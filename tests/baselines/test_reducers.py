@@ -28,7 +28,7 @@ from umim_core.baselines.methods import (
 from umim_core.baselines.registry import BASELINES, find_baseline, own_model
 from umim_core.baselines.sentence_cosine import BackboneEncoder, SentenceCosine, TextEncoder
 from umim_core.baselines.truncation import Truncation
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.errors import BackboneError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -130,11 +130,6 @@ def test_units_are_those_of_the_worked_example() -> None:
     assert passages(blank_lines).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 2]
     tokenizer = word_backbone("llama").require_tokenizer()
     assert token_texts(ids_of("the cat slept. 42"), tokenizer) == ["the", " cat", " slept.", " 42"]
-
-
-def test_an_unknown_name_lists_all() -> None:
-    with pytest.raises(ConfigError, match=r"must be one of cpc, ehpc.*mean 'truncation'"):
-        find_baseline("truncations")
 
 
 TEXT = "the cat sat in the mat. it ran and slept. the dog of the mat."

@@ -226,6 +226,18 @@ PLACES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["fifo", "loop", "device", "dangling"])
+def test_what_is_no_file_is_no_part_of_an_artifact(tmp_path: Path, kind: str) -> None:
+    path = artifact(tmp_path / "x")
+    (path / "a.txt").unlink()
+    PLACES[kind](path / "a.txt")
+    for _ in range(2):  # also where its manifest does not list it
+        with pytest.raises(ArtifactError, match=r"its manifest lists; got \['a\.txt'\]"):
+            read(path)
+        write_manifest(path, kind="stage", schema=3, body={})
+
+
 @pytest.mark.parametrize("kind", PLACES)
 def test_a_hostile_manifest_or_array_is_one_typed_line(tmp_path: Path, kind: str) -> None:
     for name in (MANIFEST, "a.npy"):

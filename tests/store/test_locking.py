@@ -172,7 +172,7 @@ def test_runs_that_only_compute_do_not_wait_for_each_other(
         assert caplog.text == ""
 
 
-def test_each_user_has_a_lock_that_only_the_user_opens(
+def test_each_user_has_a_lock_that_only_the_user_opens_at_a_place_that_can_be_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = tmp_path / "lock"
@@ -180,6 +180,9 @@ def test_each_user_has_a_lock_that_only_the_user_opens(
     with computing():
         assert lock_file() == lock
         assert lock.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "absent" / "lock"))
+    with pytest.raises(LockError, match=r"absent/lock.*Set UMIM_MACHINE_LOCK"), computing():
+        pass
 
 
 @pytest.mark.parametrize("machine", [measuring, computing])
@@ -192,14 +195,6 @@ def test_a_stage_holds_the_machine_as_its_spec_says(tmp_path: Path, machine: Mac
         return {}
 
     run_stage(tmp_path / "root", StageSpec("tiny", 1, {}, {}, machine=machine), build)
-
-
-def test_a_lock_file_that_cannot_be_made_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "absent" / "lock"))
-    with pytest.raises(LockError, match=r"absent/lock.*Set UMIM_MACHINE_LOCK"), computing():
-        pass
 
 
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
