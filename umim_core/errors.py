@@ -31,15 +31,15 @@ class UmimError(Exception):
     """
 
     def __init__(self, rule: str, value: object = _UNSET, remedy: str = "") -> None:
-        self.rule = rule
         self.value = None if value is _UNSET else value
-        self.remedy = remedy
-        message = rule
-        if value is not _UNSET:
-            message += f"; got {_shown(value)}"
-        if remedy:
-            message += f". {remedy}"
-        super().__init__(_UNPRINTABLE.sub(_escaped, message))
+        self._found = "" if value is _UNSET else f"; got {_shown(value)}"
+        self.reword(rule, remedy)
+
+    def reword(self, rule: str, remedy: str) -> None:
+        """Say the same of the same value in other words."""
+        self.rule, self.remedy = rule, remedy
+        message = f"{rule}{self._found}. {remedy}" if remedy else f"{rule}{self._found}"
+        self.args = (_UNPRINTABLE.sub(_escaped, message),)
 
 
 class _Short(Repr):

@@ -47,6 +47,8 @@ REFUSED = {
     "generate w1 --show": "--json, which prints one document; got --show True",
     "generate w1 --stream": "--json, which prints one document; got --stream True",
     "generate w1 --system w5": "--role need --chat; got --system w5. Leave them out.",
+    "generate w1 --chat --tools raw_tail": "error: raw_tail: the file must be readable",
+    "generate w1 --system raw_tail": "got --system raw_tail. Leave",
     "generate w1 --role user": "--role need --chat; got --role ['user']",
     "generate w1 --merge none --budget 1": "--budget and --target-tr choose what merges; got --b",
     "ppl a.txt -c checkpoint --device cuda:99": "device must be cpu",
@@ -54,8 +56,10 @@ REFUSED = {
     "ppl a.txt -c checkpoint --raw-tail 2": "--raw-tail is of prompts; got 2",
     "ppl one.txt -c checkpoint": "at least two tokens of a document",
     "ppl nosuch -c absent": "a corpus file must exist; got nosuch. Check the path; a data set of",
-    "bench --lengths 256,many": "error: --lengths.1: Input should be a valid integer, un",
-    "bench --batch-sizes 0": "error: --batch-sizes.0 must be at least 1; got 0",
+    "ppl raw_tail -c absent": "a corpus file must exist; got raw_tail. Check",
+    "bench --lengths 256,many": "error: --lengths: Input should be a valid integer, un",
+    "bench --lengths ''": "error: --lengths: Input should be a valid integer, un",
+    "bench --batch-sizes 0": "error: --batch-sizes must be at least 1; got 0",
     "bench -c checkpoint --lengths 99": "new tokens must fit the backbone's 64 positions",
     "bench -c checkpoint --new-tokens 60 --device cpu": "a prompt 8 of the model's 64 positions; g",
     "path umim-docs-llama/..": "a name must be one of",
@@ -73,6 +77,10 @@ REFUSED = {
     "init absent --rules rules --out old": "the output directory must not exist",
     "import absent --backbone model --out old": "the output directory must not exist",
     f"{MINE} --out old": "the output directory must not exist; got old",
+    **{
+        f"mine {name} --kind dataset --tokenizer tokenizer --out new": "Cannot have -- or .. in"
+        for name in ("o/a--b", "o/a..b")
+    },
     "mine a.txt --out new": "text needs a tokenizer; got none",
     f"{MINE} --backbone x": "belong to the confidence policy; got --backbone x",
     f"{MINE} --field text": "--field is of corpora of the kinds jsonl, parquet",
@@ -168,6 +176,8 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
     [
         ("generate x --merge some", "'some' is not one of 'all', 'prompt', 'none'"),
         ("generate x --raw-tail -3", "Invalid value for '--raw-tail'"),
+        ("generate x -n 0", "Invalid value for '--samples' / '-n'"),
+        ("mine x --out y --max-bad -1", "Invalid value for '--max-bad'"),
         ("ppl x --dtype float8", "'float8' is not one of 'auto', 'published'"),
         ("ppl", "Missing argument"),
         ("train model --rules rules", "Missing argument 'files'"),

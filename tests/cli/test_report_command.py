@@ -87,6 +87,7 @@ LONE = {
     "text": ({"text": "w1", "other": 2}, "text", "w1"),
     "schema": ({"name": "w1", "parameters": {}}, "tools", '{"name": "w1", "parameters": {}}'),
     "result": ({"order": [1]}, "tool", '{"order": [1]}'),
+    "no turns": ({"conversations": 3}, "tool", '{"conversations": 3}'),
     "choices": ({"text": "w1", "choices": ["a", "b"]}, "text", "w1"),
     "names of a schema": (
         {"name": "w1", "parameters": {"properties": {"model": {}, "messages": {}}}},

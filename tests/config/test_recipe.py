@@ -183,13 +183,21 @@ def test_a_field_out_of_bounds_is_named(
         (GOOD | {"segment_lenght": 64}, "Did you mean 'segment_length'?"),
         (
             GOOD | {"corpus": {"kind": "docstrings", "train_token": 5}},
-            "'train_tokens' is a field of corpus.",
+            "Did you mean 'train_tokens'?",
         ),
-        (changed("corpus.parts.a.licens", "", MIXTURE), "'licence' is a field of corpus.parts."),
-        (changed("cells.0.depht", 1), "'depth' is a field of cells."),
+        (changed("corpus.parts.a.licens", "", MIXTURE), "Did you mean 'licence'?"),
+        (
+            changed("corpus.parts", {"parts": FILES | {"licens": ""}}, MIXTURE),
+            "Did you mean 'licence'?",
+        ),
+        (changed("cells.0.depht", 1), "Did you mean 'depth'?"),
         (GOOD | {"max_step": 5}, "'max_steps' is a field of distill, adapt.sft, adapt.dpo."),
         (changed("distill.seed", 5), "'seed' is a field of the recipe itself, corpus."),
-        (GOOD | {"corpus": {"kind": "docstrings", "model": 1}}, "'model' is a field of corpus."),
+        (changed("distill.sed", 5), "'seed' is a field of the recipe itself, corpus."),
+        (
+            GOOD | {"corpus": {"kind": "docstrings", "model": 1}},
+            "'model' is a field of corpus of another kind.",
+        ),
         (GOOD | {"nonsense": 5}, "Leave it out."),
     ],
 )

@@ -231,7 +231,7 @@ REFUSED: list[tuple[str, str, str]] = [  # files, names, what is said
     ("e/x", "d", "a folder or pattern must give .*; got d, with nothing"),
     ("d/a.png d/.b.txt", "d", r"got d, with 1 hidden, 1 \.png\. Name files that end in"),
     ("d/a.txt d/b.jsonl d/c.json", "d", r"of one kind; got 1 text, 2 jsonl\. Name"),
-    ("d/a.log", "d/*.log", r"must give .*; got d/\*\.log, with 1 \.log\. .*--kind text"),
+    ("d/a.log", "d/*.log", r"must give .*; got d/\*\.log, with 1 \.log\. .*--kind jsonl"),
     ("d/a.log", "d/*.none", "a folder or pattern must give"),
     *(
         ("d/a.txt", f"{base}/{shape}", f"a corpus file must exist; got .*, with no folder {base}")

@@ -65,7 +65,7 @@ def bench(
         context,
         BenchmarkConfig,
         {
-            "prompt_lengths": prompt_lengths.split(",") if prompt_lengths else _LENGTHS,
+            "prompt_lengths": _LENGTHS if prompt_lengths is None else prompt_lengths.split(","),
             "batch_sizes": batch_sizes.split(","),
             "token_reductions": token_reductions.split(","),
             "warmup": 1,

@@ -28,7 +28,7 @@ import typer
 from typer.models import ParameterInfo
 
 from umim_core.config.generation import PlainOptions
-from umim_core.errors import UmimError
+from umim_core.errors import ConfigError, GenerationError, ResourceLimitError
 
 AtLeast0 = Annotated[int, typer.Option(min=0)]
 AtLeast1 = Annotated[int, typer.Option(min=1)]
@@ -81,8 +81,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             given["context"] = context
         try:
             function(**given)
-        except UmimError as error:
-            error.args = (_in_flags(str(error), flags(context)),)
+        except (ConfigError, GenerationError, ResourceLimitError) as error:  # others are of files
+            typed = flags(context)
+            error.reword(_in_flags(error.rule, typed), _in_flags(error.remedy, typed))
             raise
 
     options = [one for one in _options(function) if one.name != "context"]
@@ -98,9 +99,9 @@ def flags(context: typer.Context) -> dict[str, str]:
 
 
 def _in_flags(text: str, flags: Mapping[str, str]) -> str:
-    """Return a message that names options as they are typed; words like ``text`` may mean more."""
+    """Return words that name options as they are typed; those like ``text`` may mean more."""
     names = "|".join(name for name in flags if "_" in name)
-    shape = rf"(?<![\w/.'-])(?:{names})(?![\w/'-])"  # but in paths, and in quotes of values
+    shape = rf"(?<![\w/\\.'-])(?:{names})(?![\w/\\'-]|\.\w)"  # but in paths, and in quotes
     return re.sub(shape, lambda name: flags[name[0]], text) if names else text
 
 

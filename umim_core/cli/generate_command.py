@@ -37,7 +37,7 @@ def generate(
     top_p: float | None = None,
     repetition_penalty: float | None = None,
     stop_strings: Annotated[list[str] | None, typer.Option("--stop")] = None,
-    n: Annotated[int | None, typer.Option("--samples", "-n")] = None,
+    n: Annotated[int | None, typer.Option("--samples", "-n", min=1)] = None,
     seed: int | None = None,
     merge: Merge | None = None,
     raw_tail: AtLeast0OrNone = None,

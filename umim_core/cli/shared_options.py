@@ -95,9 +95,10 @@ def of_context(
     given = {name: value for name, value in named if value is not None}
     try:
         return validated(model, {**given, **other})
-    except ConfigError as error:  # begins with a field's name
+    except ConfigError as error:  # begins with a field's name, and a place in a list
         typed = flags(context)
-        error.args = (re.sub(r"^\w+", lambda name: typed.get(name[0], name[0]), str(error)),)
+        rule = re.sub(r"^(\w+)(\.\d+)?", lambda at: typed.get(at[1], at[0]), error.rule)
+        error.reword(rule, error.remedy)
         raise
 
 

@@ -58,6 +58,7 @@ def train(
         prompt_rows: Share of rows with a merged start, the rest scored.
         copy_rows: Share of rows that repeat their merged half.
         seed: Of weights and data order.
+        device: cpu or cuda (a GPU where there is one).
     """
     shared.given_rules(rules)
     from umim_core.checkpoint.checkpoint_index import own_place

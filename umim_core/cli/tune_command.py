@@ -60,6 +60,7 @@ def tune(
         learning_rate: At the top of its schedule.
         kind: What files hold whose ending is other.
         seed: Of weights and data order.
+        device: cpu or cuda (a GPU where there is one).
     """
     from umim_core.backbone.shape import trained_context
     from umim_core.backbone.tokenizer_files import load_tokenizer

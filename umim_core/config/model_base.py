@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Annotated, Any, Final, TypeVar, get_args
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -16,7 +16,7 @@ from pydantic import (
     ValidationInfo,
 )
 
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -67,7 +67,7 @@ def validated(
         said, value, remedy = first["msg"].removeprefix("Value error, "), first["input"], ""
         rule = f"{where}: {said}".removeprefix(": ")
         if first["type"] == "extra_forbidden":
-            remedy = _right_name(model, str(first["loc"][-1])[:99])
+            remedy = _right_name(model, first["loc"])
         elif "ge" in context:
             rule, remedy = f"{where} must be at least {context['ge']}", "Raise it."
         elif "le" in context:
@@ -80,14 +80,32 @@ def validated(
         raise ConfigError(rule, value, remedy or "Correct it.") from error
 
 
-def _right_name(model: type[BaseModel], name: str) -> str:
-    """Return what to write for an unknown field: one like it, and the sections that have it."""
-    sections = _sections(model)
+def _right_name(model: type[BaseModel], place: Sequence[int | str]) -> str:
+    """Return what to write for an unknown field: one of its section, or the sections of another."""
+    *outer, name = (str(part)[:99] for part in place)
+    section, path, is_key = {model}, "", False
+    for part in outer:  # a field, the kind or the place of a model in it
+        fields = [at.model_fields[part] for at in section if part in at.model_fields]
+        if fields and not is_key:
+            section = {inner for field in fields for inner in _models(field.annotation)}
+            path = f"{path}.{part}".removeprefix(".")
+            is_key = any(get_origin(field.annotation) is dict for field in fields)
+            continue
+        if not is_key:
+            section = {at for at in section if _is_of_kind(at, part)} or section
+        is_key = False
+    sections, known = _sections(model), {field for at in section for field in at.model_fields}
+    if name not in sections and (said := did_you_mean(name, sorted(known))):
+        return said
     for field in get_close_matches(name, sorted(sections), n=1):
-        if field != name and sections[field] == [_TOP]:
-            return f"Did you mean {field!r}?"
-        return f"{field!r} is a field of {', '.join(sections[field])}."
+        others = [other for other in sections[field] if other != (path or _TOP)]
+        return f"{field!r} is a field of {', '.join(others) or f'{path} of another kind'}."
     return "Leave it out."
+
+
+def _is_of_kind(model: type[BaseModel], kind: str) -> bool:
+    field = model.model_fields.get("kind")
+    return model.__name__ == kind or (field is not None and kind in get_args(field.annotation))
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import Any, BinaryIO, Final, cast
 
 import pyarrow as pa
@@ -39,7 +40,7 @@ _MAX_ROW: Final = 1 << 30  # bytes of a line or of an array
 _PARQUET_BATCH_ROWS: Final = 256
 _CHUNK_BYTES: Final = 1 << 20
 _TOLD: Final = 20  # bad rows whose messages are kept
-_CORRECT_ROW: Final = "Correct it, or allow bad rows: max_bad N."
+_CORRECT_ROW: Final = "Correct it, or allow bad rows (--max-bad N, in a recipe max_bad)."
 _HEADS: Final = {
     codecs.BOM_UTF16_LE: "like UTF-16: convert it to UTF-8",
     codecs.BOM_UTF16_BE: "like UTF-16: convert it to UTF-8",
@@ -61,6 +62,8 @@ UNPACK: Final[dict[str, Callable[[Any], Any]]] = {
 }
 _READ_AHEAD: Final = 1 << 22  # bytes of one request to a remote file
 _HUB_SECONDS: Final = 10.0
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_SWITCHING: Final = Lock()  # datasets has one switch for the whole process
 
 
 @dataclass
@@ -297,7 +300,7 @@ def field_of(row: object, name: str) -> object:
         return _bad("a row must be a JSON object", row)
     if name in row:
         return row[name]
-    remedy = "Name another (--field NAME, in a recipe field), or allow bad rows: max_bad N."
+    remedy = "Name another (--field NAME, in a recipe field), or allow bad rows (--max-bad N)."
     lists = [key for key, value in row.items() if isinstance(value, list)]
     if len(lists) == 1 and row[lists[0]] and isinstance(row[lists[0]][0], dict):
         remedy = f"Write the rows of {lists[0]!r} on lines: jq -c '.[{json.dumps(lists[0])}][]'."
@@ -340,26 +343,28 @@ def dataset_rows(
     require(is_there, CorpusError, "a data set's folder must exist", name, "Check the path.")
     import datasets  # takes a second to import: only for those who need it
 
-    place, silence, offline = f"data set {name!r}", None, datasets.config.HF_HUB_OFFLINE
-    try:
-        if not (offline or os.path.isdir(name)):
-            hub_commit(name, revision)
-    except CorpusError as error:  # the library would ask five times more; it may have a copy
-        silence, datasets.config.HF_HUB_OFFLINE = error.__cause__, True
-    try:
-        table: Any = datasets.load_dataset(name, config, split=split, revision=revision)
-    # OSError: no network, offline mode, unknown id, missing file; ValueError: unknown configuration
-    # or split; RuntimeError: the data set is a script.
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        pinned = "" if revision is None else f", revision {revision!r}"
-        raise CorpusError(
-            f"{place} must be loadable (config {config!r}, split {split!r}{pinned})",
-            f"{type(silence or error).__name__}: {silence or error}",
-            beside(name)
-            or "Check the names; offline, name a local folder or download the data set beforehand.",
-        ) from error
-    finally:
-        datasets.config.HF_HUB_OFFLINE = offline
+    place, silence = f"data set {name!r}", None
+    with _SWITCHING:
+        offline = datasets.config.HF_HUB_OFFLINE
+        try:
+            if not (offline or os.path.isdir(name)):
+                hub_commit(name, revision)
+        except CorpusError as error:  # the library would ask five times more; it may have a copy
+            silence, datasets.config.HF_HUB_OFFLINE = error.__cause__, True
+        try:
+            table: Any = datasets.load_dataset(name, config, split=split, revision=revision)
+        # OSError: no network, offline mode, unknown id, missing file; ValueError: unknown
+        # configuration or split; RuntimeError: the data set is a script.
+        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+            pinned = "" if revision is None else f", revision {revision!r}"
+            remedy = "Check the names; offline, name a local folder or download it beforehand."
+            raise CorpusError(
+                f"{place} must be loadable (config {config!r}, split {split!r}{pinned})",
+                f"{type(silence or error).__name__}: {silence or error}",
+                beside(name) or remedy,
+            ) from error
+        finally:
+            datasets.config.HF_HUB_OFFLINE = offline
     inner: list[str] = []
     if column not in table.column_names:  # a column's own name may hold dots
         column, *inner = column.split(".")
@@ -370,13 +375,21 @@ def dataset_rows(
 
 
 def hub_commit(name: str, revision: str | None) -> str:
-    """Return the commit of a data set of the hub, which has some seconds to answer."""
+    """Return the commit of a data set of the hub, which has some seconds to answer.
+
+    A pinned one is not asked for.
+    """
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
     from huggingface_hub import HfApi  # takes half a second to import
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # no answer, too
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: no answer, too
+        HFValidationError,
+        HTTPError,
+    )
 
     try:
         return str(HfApi().dataset_info(name, revision=revision, timeout=_HUB_SECONDS).sha)
-    except (OSError, HTTPError) as error:
+    except (OSError, HTTPError, HFValidationError) as error:
         # A tag or a branch may move: a key made of its name would fit other data later.
         pinned = "" if revision is None else f" at revision {revision}"
         rule = "a data set must be reachable, or pinned by a commit of 40 hex digits"

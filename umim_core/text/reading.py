@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+import typer
 
 SourceKind = Literal["text", "jsonl", "parquet", "dataset", "ids"]
 
@@ -24,7 +26,7 @@ class Reading:
     field: str | None = None
     split: str | None = None
     config: str | None = None
-    max_bad: int | None = None
+    max_bad: Annotated[int | None, typer.Option(min=0)] = None
 
     @property
     def given(self) -> dict[str, str | int]:

@@ -63,7 +63,6 @@ _ENDINGS: Final[dict[SourceKind, tuple[str, ...]]] = {
 _KNOWN: Final = ", ".join(ending for endings in _ENDINGS.values() for ending in endings)
 _SHOWN: Final = 12  # reasons at most in one line
 _CHUNK_IDS: Final = 1 << 20
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _HUB_ID: Final = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
@@ -342,8 +341,6 @@ class HubDataset(_SourceModel):
         """Return the commit, or the digest of a local folder; a pinned commit is not asked for."""
         if self.folder is not None:
             return [directory_digest(self.folder)]
-        if self.revision is not None and _COMMIT.fullmatch(self.revision):
-            return [self.revision]
         return [hub_commit(self.name, self.revision)]
 
 

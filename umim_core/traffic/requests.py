@@ -212,8 +212,8 @@ def _chat(body: Message, answered: bool, note: Note) -> Message | None:
     """
     if body.get("messages") is not None:
         return body
-    turns = _listed(body, "conversations", note)
-    if turns:
+    turns = _parsed(body.get("conversations"))  # a tool's result may have such a field, too
+    if isinstance(turns, list) and turns:
         return {**body, "messages": [_turn(x) if isinstance(x, dict) else x for x in turns]}
     items = body.get("input")
     if isinstance(items, str) and "model" in body and (answered or body.get("instructions")):
