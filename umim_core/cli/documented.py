@@ -101,7 +101,7 @@ def flags(context: typer.Context) -> dict[str, str]:
 def _in_flags(text: str, flags: Mapping[str, str]) -> str:
     """Return words that name options as they are typed; those like ``text`` may mean more."""
     names = "|".join(name for name in flags if "_" in name)
-    apart = r"""\w/\\'"-"""  # of paths and in quotes
+    apart = r"""\w/\\'"\-"""  # of paths and in quotes
     shape = rf"(?<![{apart}.])(?:{names})(?![{apart}]|[.:]\w)"
     return re.sub(shape, lambda name: flags[name[0]], text) if names else text
 
