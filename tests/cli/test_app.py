@@ -27,6 +27,7 @@ GATEWAY = f"{SERVE} --upstream http://127.0.0.1:1"
 # What a command says of a broken rule; each rule of the library stands once, at its owner.
 REFUSED = {
     "compress x -c no-such": "a checkpoint must be one of",
+    f"{GATEWAY} --export model": "umim_spans.json must exist; got model",
     **{
         f"{line} {name}": said
         for line in (
