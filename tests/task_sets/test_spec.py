@@ -118,7 +118,7 @@ def test_questions_are_read_in_order_and_extra_keys_ignored(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "q.jsonl:1: a line must be JSON"),
+        ("{]", "q.jsonl:1: a line must be JSON"),
         ('{"context": "c", "choices": ["a", "b"]}', "q.jsonl:1 must hold context"),
         ('{"context": "c", "choices": ["a", "b"], "gold": true}', "q.jsonl:1 must hold context"),
         ('{"context": "c", "choices": ["a"], "gold": 0}', "q.jsonl:1: .* at least two choices"),
