@@ -201,10 +201,10 @@ def launch(
         page = (path / f"{RESULT}.md").read_text(encoding="utf-8")
         emit({"path": str(path)}, [page, str(path)], as_json)
         return
-    flows: dict[str, Flow[..., Any]] = {"mine": mine, "distill": distill, "adapt": adapt}
-    flows |= {"evaluate": evaluate, "benchmark": benchmark, "ablate": ablate}
-    if part in flows:
-        result = _called(flows[part])(recipe)
+    if part != "full":
+        named: dict[str, Flow[..., Any]] = {"mine": mine, "distill": distill, "adapt": adapt}
+        named |= {"evaluate": evaluate, "benchmark": benchmark, "ablate": ablate}
+        result = _called(named[part])(recipe)
         shown = result if isinstance(result, str) else json.dumps(result, indent=1)
         emit({"flow": part, "result": result}, [shown, *_checkpoint_lines(loaded.name)], as_json)
         return

@@ -17,6 +17,7 @@ from support.engine_matrix import (
     FAMILIES,
     ROUNDED,
     VOCAB,
+    from_scratch,
     log_probs_from_scratch,
     module_for,
     random_rules,
@@ -88,6 +89,22 @@ def test_given_tokens_are_context_and_no_targets() -> None:
     assert found.row_targets == (13, 15)
     assert found.nll_sum == pytest.approx(-sum(whole[0][3:]) - sum(whole[1][8:]))
     assert found.bits_per_byte(50) == pytest.approx(found.nll_sum / math.log(2) / 50)
+
+
+@torch.no_grad()
+def test_with_nested_rules_units_of_the_finished_row_are_another_layout() -> None:
+    backbone, row = build("llama"), random_rows()[0]
+    module = module_for(backbone)
+    (ours,) = token_log_probs([row], MergedModel(backbone, module, NESTED))
+    units = list(zip(*NESTED.segment(row), strict=True))
+    prompts = []
+    for target in range(1, len(row)):
+        ended = [row[s : s + n].tolist() for s, n in units if s + n <= target]
+        begun = row[sum(map(len, ended)) : target].tolist()
+        prompts.append((NESTED, [*ended, *([token] for token in begun)]))
+    logits = torch.stack([found for found, _ in from_scratch(backbone, module, prompts)])
+    theirs = logits.log_softmax(-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
+    assert float((ours - theirs).abs().max()) > 1e-4
 
 
 def test_rows_that_cannot_be_scored_are_refused() -> None:

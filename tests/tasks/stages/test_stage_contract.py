@@ -55,6 +55,7 @@ from umim_core.config.recipe import DEFAULT_TASK, Recipe, RunRecipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ArtifactError
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import read_json, write_json
 from umim_core.text.sources import source_of
 
 SPEC = StageSpec("count", 1, {"tau": 5, "excluded": [1, 2]}, {"tokens": "a" * 64})
@@ -73,13 +74,16 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_stage_is_built_once_and_then_found(tmp_path: Path) -> None:
+def test_a_stage_is_built_once_and_then_found_and_refused_once_altered(tmp_path: Path) -> None:
     first, second = (run_stage(tmp_path, SPEC, make) for make in (build, never))
     assert (first.executed, second.executed) == (True, False)
     assert replace(first, executed=False) == second
     assert second.path == tmp_path.resolve() / "count" / SPEC.key
     assert names(tmp_path / "count") == {SPEC.key}
     assert names(second.path) == {"data.txt", "manifest.json"}
+    (second.path / "data.txt").write_text("y")
+    with pytest.raises(ArtifactError, match="must"):
+        run_stage(tmp_path, SPEC, build)
 
 
 def test_files_and_numbers_count_in_what_depends_on_a_stage_and_times_do_not(
@@ -118,6 +122,13 @@ def test_within_a_run_files_are_read_once_and_looked_for_at_every_use(tmp_path: 
         for _ in range(2):
             with pytest.raises(ArtifactError, match="must"):
                 run_stage(tmp_path, SPEC, never)
+
+
+def test_a_stage_of_an_unknown_schema_is_refused(tmp_path: Path) -> None:
+    path = run_stage(tmp_path, SPEC, build).path / "manifest.json"
+    write_json(path, {**dict(read_json(path)), "schema": 9})
+    with pytest.raises(ArtifactError, match="must have schema 1; got 9"):
+        run_stage(tmp_path, SPEC, never)
 
 
 @pytest.mark.parametrize("resumable", [False, True])
