@@ -59,6 +59,7 @@ class Ours(Model):
     columns: str
     recipe: Annotated[str, Field(pattern=r"^(tables|adaptation)/[a-z0-9._-]+$")] | None = None
     command: str | None = None
+    commit: str | None = None
 
     @property
     def backbones(self) -> str:
