@@ -1,4 +1,4 @@
-"""What the benchmarks of answers share: checkpoints, greedy answers, how many stay right."""
+"""Answers in benchmarks: checkpoints to load, greedy answers, how many stay right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the names of a corpus are read, as commands ask for it; light to import."""
+"""Options of a corpus: how commands read its names; light to import, but for typer."""
 
 from __future__ import annotations
 
