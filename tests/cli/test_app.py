@@ -78,10 +78,6 @@ REFUSED = {
     "init absent --rules rules --out old": "the output directory must not exist",
     "import absent --backbone model --out old": "the output directory must not exist",
     f"{MINE} --out old": "the output directory must not exist; got old",
-    **{
-        f"mine {name} --kind dataset --tokenizer tokenizer --out new": "Cannot have -- or .. in"
-        for name in ("o/a--b", "o/a..b")
-    },
     "mine a.txt --out new": "text needs a tokenizer; got none",
     f"{MINE} --backbone x": "belong to the confidence policy; got --backbone x",
     f"{MINE} --field text": "--field is of corpora of the kinds jsonl, parquet",

@@ -539,6 +539,9 @@ def test_a_data_set_is_known_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(CorpusError, match=message) as told:
             HubDataset(name="owner/name", revision=revision).digests()
         assert isinstance(told.value.__cause__, HTTPError), "a connection was tried"
+    for name in ("o/a--b", "o/a..b"):  # the hub's library refuses them before it asks
+        with pytest.raises(CorpusError, match="; got o/a"):
+            HubDataset(name=name).digests()
 
 
 # Remote files
