@@ -181,11 +181,10 @@ def serve(
         from umim_core.backbone.tokenizer_files import load_tokenizer
         from umim_core.serving.gateway import Gateway
         from umim_core.serving.prompt_merger import PromptMerger
-        from umim_core.serving.span_files import read_record
 
-        read_record(export)  # another folder has a tokenizer, too
+        merger = PromptMerger.load(export)  # before its tokenizer, which other folders have, too
         tokenizer = load_tokenizer(str(export), local_files_only=True)
-        merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
+        merger.rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
         if template is not None:
             tokenizer.chat_template = template
         key = secret(upstream_key_env, "--upstream-key-env")
