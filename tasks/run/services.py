@@ -116,6 +116,7 @@ def up(folder: Path, services: Sequence[Service]) -> list[ServiceState]:
                     why = f"no answer in {START_SECONDS:.0f} s"
                     if began and lives and state.state == "down":  # hidden: `down` finds it not
                         os.killpg(began.pid, signal.SIGKILL)
+                        began.wait()
                 rule, remedy = f"{service.name} must start", f"Its last lines are in {state.log}."
                 require(not why, ClusterError, rule, why, remedy)
                 time.sleep(0.2)
