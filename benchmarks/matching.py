@@ -1,10 +1,10 @@
-"""Matching against a Python loop, pyahocorasick and the tokenizer: a table, then one JSON line.
+"""Matching against a Python loop and the tokenizer: a table, then one JSON line.
 
     python -m benchmarks.matching --out docs/results/matching.json
     python -m benchmarks.matching --ids tokens.npy --tokenizer DIR --held-out 1000000
 
 Rules are mined on the ids but for their end. That end, decoded to text, is what the tokenizer and
-the matchers read, one thread each. All matchers must return the same spans. Gates: P2 of
+the matchers read, one thread each. Both matchers must return the same spans. Gates: P2 of
 docs/performance.md, and below 1 s to load as many rules as the paper mines from WikiText-103.
 """
 
@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import ahocorasick
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,16 +28,15 @@ from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 
-OURS, LOOP, AHO, TOKENIZER = "ours", "Python sets", "pyahocorasick", "tokenizer"
+OURS, LOOP, TOKENIZER = "ours", "Python sets", "tokenizer"
 RULES_OF_PAPER: Final = [216_700, 684_793, 1_266_080]  # of 2, 3, 4 tokens
 _VOCABULARY: Final = 1 << 15
 _PIECE_TOKENS: Final = 4096
-_FIRST_CHARACTER: Final = 1 << 16  # above the surrogates; ids end below 2^18
 Spans = list[tuple[int, int]]  # (start in the flat ids, length) of every merged span, in order
 
 
 class SetLoop:
-    """Look up tuples in sets, the longest first: the oracle of the other sides.
+    """Look up tuples in sets, the longest first: the oracle of ours.
 
     A set of the pairs that begin a rule lets most positions pass with one lookup, which makes the
     loop up to half faster.
@@ -67,32 +65,6 @@ class SetLoop:
         return spans
 
 
-class AhoCorasick:
-    """Ids as characters of a string; the library's own search for leftmost longest matches."""
-
-    def __init__(self, rules: RuleSet) -> None:
-        self._automaton = ahocorasick.Automaton(ahocorasick.STORE_INTS)
-        for n in ORDERS:
-            text = _text(rules.ids_by_order[n])
-            for low in range(0, len(text), n):
-                self._automaton.add_word(text[low : low + n], n)
-        self._automaton.make_automaton()
-
-    def __call__(self, segments: NDArray[np.integer]) -> Spans:
-        """Return the merged spans of segments [S, L]."""
-        spans: Spans = []
-        for row, segment in enumerate(segments):
-            first = row * len(segment) + 1
-            matches = self._automaton.iter_long(_text(segment))
-            spans += [(first + end - length, length) for end, length in matches]
-        return spans
-
-
-def _text(ids: NDArray[np.integer]) -> str:
-    characters = ids.astype("<u4") + np.uint32(_FIRST_CHARACTER)
-    return characters.tobytes().decode("utf-32-le")
-
-
 def encode(texts: list[str], tokenizer: Any) -> list[NDArray[np.int32]]:
     backend = tokenizer.backend_tokenizer
     encoded = backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -102,14 +74,13 @@ def encode(texts: list[str], tokenizer: Any) -> list[NDArray[np.int32]]:
 def compare(
     rules: RuleSet, ids: Ids, tokenize: Callable[[], object], rounds: int
 ) -> tuple[Report, bool]:
-    """Run all sides on ids in whole segments [T]; say whether all matchers gave the same spans."""
+    """Run all sides on ids in whole segments [T]; say whether both matchers gave the same spans."""
     segments = np.asarray(ids).reshape(-1, SEGMENT)
     offsets = np.arange(len(segments) + 1, dtype=np.int64) * SEGMENT
-    matcher, loop, automaton = Matcher(rules), SetLoop(rules), AhoCorasick(rules)
+    matcher, loop = Matcher(rules), SetLoop(rules)
     sides: dict[str, Callable[[], object]] = {
         OURS: lambda: matcher.segment_many(ids, offsets),
         LOOP: lambda: loop(segments),
-        AHO: lambda: automaton(segments),
         TOKENIZER: tokenize,
     }
     spans: dict[str, Any] = {}  # of the tokenizer: its own result
@@ -133,7 +104,7 @@ def compare(
         for name in sides
     }
     figures["tokenizing_share"] = ratio(seconds, OURS, TOKENIZER)
-    return figures, spans[OURS] == spans[LOOP] == spans[AHO]
+    return figures, spans[OURS] == spans[LOOP]
 
 
 def sizes_of(rules: RuleSet) -> Report:
@@ -203,7 +174,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 BENCHMARK: Final = Benchmark(
-    libraries=("numba", "numpy", "pyahocorasick", "tokenizers", "transformers"),
+    libraries=("numba", "numpy", "tokenizers", "transformers"),
     options={
         "ids": Path,
         "tokenizer": EMBEDDED,

@@ -1,20 +1,19 @@
 """Mining against DuckDB, Polars and Python's Counter: a table, then one JSON line.
 
     python -m benchmarks.mining --out docs/results/mining.json
-    python -m benchmarks.mining --ids tokens.npy --ray more_tokens.npy
+    python -m benchmarks.mining --ids tokens.npy
 
 All sides find the same grams (orders 2 to 4, counts, segments of 512 tokens), checked in the run;
 one of ours goes on to 16. Peers count keys of 64 bits, into which numpy packs the ids of a gram
 (each of at most 16 bits): faster in every one of them than columns or tuples of ids, which were
 measured, and dropped, at d77cff53, as was DuckDB with a semi-join on frequent heads and tails at
-a2247891. That time counts. Gates: P1 of docs/performance.md, on Ray (``--ray``) from 1e8 tokens on;
-and 0.6 of the speed to 4 tokens when counting to 16.
+a2247891. That time counts. Gates: P1 of docs/performance.md, and 0.6 of the speed to 4 tokens when
+counting to 16.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -44,17 +43,13 @@ from umim_core.mining.counting import count_ngrams
 from umim_core.mining.mining_memory import mining_memory, sample_shares
 from umim_core.rules.grams import MAX_LONGEST, ORDERS, NgramCounts
 from umim_core.text.token_ids import segment_borders
-from umim_core.text.tokens import write_tokens
 
 OURS_1 = "numba, 1 thread"
 OURS = f"numba, {THREADS} threads" if THREADS > 1 else OURS_1
 LONG: Final = f"{OURS}, to 16 tokens"
 DUCKDB, POLARS, COUNTER = "DuckDB, packed ids", "Polars, packed ids", "Counter, packed ids"
 BOUND_TOKENS_PER_CORE: Final = 33e6  # memory accesses per token; docs/performance.md, P1
-RAY_TOKENS: Final = 10**8
 MAX_BITS: Final = 16
-_WRITE_TOKENS: Final = 1 << 22
-_OBJECT_STORE: Final = 3 << 30  # bytes
 Rows = NDArray[np.integer]  # ids in segments of one length [S, L]
 Keys = NDArray[np.uint64]
 Counts = tuple[Keys, NDArray[np.integer]]  # keys [R], counts [R]
@@ -201,46 +196,9 @@ def memory(ids: Path, tau: int) -> Report:
     return {"peak_bytes": grown, "bound_bytes": bound}
 
 
-def on_ray(ids: Path, tau: int, rounds: int) -> Report:
-    """Time counting on a cluster of ``THREADS`` cores and by the bare kernel, over equal shards.
-
-    The start of the cluster and the first count of each side are left out.
-    """
-    from tasks.cluster.ray_cluster import ray_cluster
-    from tasks.data.counting import ClusterCounter, Corpus
-
-    text, offsets = whole_segments(open_ids(ids))
-    starts = range(0, len(text), _WRITE_TOKENS)
-    results: dict[str, Any] = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="umim-ray-benchmark-") as folder,
-        ray_cluster(THREADS, object_store_bytes=_OBJECT_STORE),
-    ):
-        shards = Path(folder) / "shards"
-        write_tokens(shards, ((text[at : at + _WRITE_TOKENS], False) for at in starts))
-        corpus = Corpus(shards, offsets)
-        flat = corpus.open()
-        sides = {
-            "kernel": lambda: count_ngrams(flat, offsets, tau, threads=THREADS),
-            "ray": lambda: ClusterCounter(corpus).count(tau),
-        }
-        seconds = alternate(sides, rounds, results.__setitem__)
-    one, other = results["kernel"], results["ray"]
-    return {
-        "tokens": len(text),
-        "seconds": seconds,
-        "share": ratio(seconds, "kernel", "ray"),
-        "equal": all(
-            np.array_equal(one.keys[n], other.keys[n])
-            and np.array_equal(one.support[n], other.support[n])
-            for n in ORDERS
-        ),
-    }
-
-
 def gates(report: Report) -> Gates:
     times = {name: float(figures["median"]) for name, figures in report["ratios"].items()}
-    sides, memory, ray = report["sides"], report["memory"], report["ray"]
+    sides, memory = report["sides"], report["memory"]
     per_core = max(sides[name]["tokens_per_s"] / sides[name]["cores"] for name in (OURS, OURS_1))
     judged = Gates()
     judged.at_least("equal_to_counter", report["same"][COUNTER], 1.0)
@@ -252,26 +210,21 @@ def gates(report: Report) -> Gates:
         judged.at_least("two_threads_times_one", times[OURS_1], 1.6)
     if LONG in times:
         judged.at_least("speed_to_16_of_4", 1 / times[LONG], 0.6)
-    if ray is not None and ray["tokens"] >= RAY_TOKENS:
-        judged.at_least("ray_of_kernel", ray["share"]["median"], 0.6)
     return judged
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
     file, tau = ids_file(options.ids), options.tau
-    if options.ray is not None:
-        open_ids(options.ray)
     ids, _ = whole_segments(open_ids(file))
     report["tau"] = tau
     report |= compare(make_sides(ids, tau), len(ids), options.rounds)
     report["memory"] = fresh(memory, file, tau)
-    report["ray"] = options.ray and fresh(on_ray, options.ray, tau, options.ray_rounds)
-    report["equal"] = all(report["same"].values()) and (not report["ray"] or report["ray"]["equal"])
+    report["equal"] = all(report["same"].values())
 
 
 BENCHMARK: Final = Benchmark(
     libraries=("duckdb", "numba", "numpy", "polars", "pyarrow"),
-    options={"ids": Path, "tau": 5, "rounds": 10, "ray": Path, "ray_rounds": 3},
+    options={"ids": Path, "tau": 5, "rounds": 10},
     measure=run,
     gates=gates,
 )

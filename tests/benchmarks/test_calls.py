@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cache_types
 from benchmarks.calls import (
     SETS,
     UNSEEN,
@@ -84,20 +83,6 @@ def test_a_call_is_right_by_its_accepted_values(arguments: dict[str, Any], right
 )
 def test_calls_are_read_with_and_without_marks(text: str, names: list[str]) -> None:
     assert [call["name"] for call in calls_of(text)] == names
-
-
-def test_a_type_of_the_cache_is_compared_with_the_first_on_the_same_questions() -> None:
-    found = cache_types.figures("q8_0", [True, False, True, False], [True, True, False, False])
-    error = pytest.approx(100 / 6**0.5)
-    assert found == {
-        "type": "q8_0",
-        "bits": 8.5,  # 32 values of a byte and a scale of two
-        "cache_saved": 0.46875,
-        "right": 2,
-        "kept": [1, 2],
-        "points": 0.0,
-        "points_error": error,
-    }
 
 
 def test_descriptions_of_parameters_go_and_those_of_functions_stay() -> None:

@@ -39,7 +39,7 @@ QUICK = {
 }
 FULL = {
     "matching": f"--ids zipf.npy --held-out {20 * SEGMENT} --rounds 2 --synthetic 100 100 100",
-    "mining": "--ids zipf.npy --rounds 1 --ray zipf.npy --ray-rounds 1",
+    "mining": "--ids zipf.npy --rounds 1",
 }
 
 
@@ -96,14 +96,14 @@ def test_a_tiny_run_in_a_process(name: str, rng: np.random.Generator, tmp_path: 
     done = run_command(sys.executable, "-m", f"benchmarks.{name}", *options, seconds=900)
     report = check(tmp_path, name, done.returncode, done.stdout)
     if name == "mining":
-        assert report["ray"]["equal"] is True and report["memory"]["peak_bytes"] > 0
+        assert report["memory"]["peak_bytes"] > 0
 
 
 def test_every_benchmark_is_run_here_or_has_tests_of_its_own() -> None:
     scripts = Path(str(sys.modules["benchmarks"].__path__[0])).glob("*.py")
     named = {path.stem for path in scripts if re.search("^BENCHMARK", path.read_text(), re.M)}
-    elsewhere = {"answers", "calls", "gpu", "second_source", "positions"}  # next to this, below
-    elsewhere |= {"cache_types", "engines"}  # tests/serving
+    elsewhere = {"answers", "calls", "gpu", "positions"}  # next to this, below
+    elsewhere |= {"engines"}  # tests/serving
     assert named == {*QUICK, *FULL, *elsewhere}
 
 

@@ -15,7 +15,7 @@ from benchmarks import answers, engines, mining
 from benchmarks.answering import answer, answer_shorter, points, truncated
 from benchmarks.answers import HALVES, LISTS, Question, answer_all, questions, summary
 from benchmarks.distillation import HAS_LIGER, LIGER, OURS, PLAIN, Shape, loss_sides
-from benchmarks.matching import AhoCorasick, Spans, compare
+from benchmarks.matching import Spans, compare
 from benchmarks.mining import Counts, make_sides
 from benchmarks.problems import solves_function, solves_word_problem
 from benchmarks.subjects import SEGMENT
@@ -51,7 +51,6 @@ def test_matchers_find_the_spans_of_a_plain_loop(
 ) -> None:
     ids, rules = rng.integers(0, 4, 4 * SEGMENT).astype(np.int32), RuleSet.from_spans(spans)
     wanted = merged_spans(ids.reshape(-1, SEGMENT), rules)
-    assert AhoCorasick(rules)(ids.reshape(-1, SEGMENT)) == wanted
     found, equal = compare(rules, ids, lambda: None, rounds=2)
     assert equal and found["merged_spans"] == len(wanted) > 0
     assert {side["seconds"]["runs"] for side in found["sides"].values()} == {2}

@@ -4,7 +4,6 @@ altered, torn or of another form is refused.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -20,8 +19,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from benchmarks.cache_types import reply_all
-from benchmarks.engines import OPENVINO, SCRIPT, SERVERS
+from benchmarks.engines import ENGINES
 from support.command_line import Umim, console, document, run_main
 from support.ngram_oracle import units_of
 from support.processes import ROOT, output_of
@@ -188,6 +186,9 @@ def test_the_gguf_file_holds_the_same_model(exported: Exported, tmp_path: Path) 
     assert ours == exported.umim.backbone.encode(text)
 
 
+OPENVINO = ENGINES / "openvino" / "bin" / "python"
+
+
 @pytest.mark.skipif(not OPENVINO.exists(), reason="needs `tools/engine.sh openvino` (0.3 GB)")
 def test_openvino_writes_the_ids_that_transformers_does(exported: Exported, tmp_path: Path) -> None:
     """It reads the GGUF file, and no other floats than float16."""
@@ -200,19 +201,9 @@ def test_openvino_writes_the_ids_that_transformers_does(exported: Exported, tmp_
     model.generation_config.eos_token_id = None  # neither engine stops early
     wanted = [greedy(model, ids) for ids in prompts]
     asked = json.dumps({"prompts": prompts, "tokens": 16})
-    printed = output_of(OPENVINO, SCRIPT, tmp_path / "model" / "model.gguf", stdin=asked)
-    assert [ids for ids, _, _ in json.loads(printed.splitlines()[-1])] == wanted
-
-
-@pytest.mark.skipif(not SERVERS["llama"].program.exists(), reason="needs `tools/engine.sh llama`")
-def test_llama_reads_a_cache_of_another_type(exported: Exported, tmp_path: Path) -> None:
-    options = argparse.Namespace(model=exported.directory / "model.gguf", answers=tmp_path)
-    prompts = exported.prompts(16)
-    whole, coarse = (reply_all(kind, prompts, options, []) for kind in ("f32", "q4_0"))
-    for prompt, reply in zip(prompts[:4], whole, strict=False):
-        assert greedy(exported.model, prompt) == reply[:16]
-    assert coarse != whole
-    assert reply_all("q4_0", prompts, options, []) == coarse and len(list(tmp_path.iterdir())) == 32
+    script, model_file = ROOT / "tests/support/openvino_greedy.py", tmp_path / "model/model.gguf"
+    printed = output_of(OPENVINO, script, model_file, stdin=asked)
+    assert json.loads(printed.splitlines()[-1]) == wanted
 
 
 DEEP = ModuleForm(merge_depth=1, residual="last", unit_positions="preserved")
