@@ -21,7 +21,7 @@ from tasks.cluster.stopping import stoppable
 from tasks.storage import store_commands
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines, telling
-from umim_core.cli.documented import command
+from umim_core.cli.documented import AtLeast1, MaybeArgument, command
 from umim_core.cli.serve_command import ServerOptions
 from umim_core.errors import UmimError
 
@@ -35,16 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(store_commands.app, name="store")
-PrefectPort = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=65535, help="Port of Prefect's server; else the one that it has, or 4200."
-    ),
-]
-MlflowPort = Annotated[
-    int | None,
-    typer.Option(min=1, max=65535, help="Port of MLflow; else the one that it has, or 5000."),
-]
+Port = Annotated[int | None, typer.Option(min=1, max=65535)]
+Share = Annotated[float, typer.Option(min=0)]
 _QUIET = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -68,30 +60,24 @@ def main() -> None:
 
 
 @app.command()
+@command
 def run(
-    recipe: Annotated[str, typer.Argument(help="Recipe name, or a path ending in .yaml.")],
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Validate, count the stages by kind (--json lists each), and tell whether the "
-            "training fits the recipe's hardware.",
-        ),
-    ] = False,
-    flow: Annotated[
-        Literal["full", "mine", "distill", "adapt", "evaluate", "benchmark", "ablate"],
-        typer.Option(help="Stop after this part; full ends with the report page."),
-    ] = "full",
-    confirm_run_unsafe_code: Annotated[
-        bool,
-        typer.Option(
-            "--confirm-run-unsafe-code",
-            help="Let a table's tasks run programs that a model wrote (HumanEval), each confined.",
-        ),
-    ] = False,
+    recipe: str,
+    dry_run: bool = False,
+    flow: Literal["full", "mine", "distill", "adapt", "evaluate", "benchmark", "ablate"] = "full",
+    confirm_run_unsafe_code: bool = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a whole recipe; finished stages are found, not run again."""
+    """Run a whole recipe; finished stages are found, not run again.
+
+    Options:
+        recipe: Recipe name, or a path ending in .yaml.
+        dry_run: Validate, count the stages by kind (--json lists each), and tell whether the
+            training fits the recipe's hardware.
+        flow: Stop after this part; full ends with the report page.
+        confirm_run_unsafe_code: Let a table's tasks run programs that a model wrote (HumanEval),
+            each confined.
+    """
     from tasks.run.recipes import confirmed, find_recipe, refuse_part
 
     loaded = find_recipe(recipe)
@@ -169,16 +155,13 @@ def recipes(as_json: JsonFlag = False) -> None:
 
 
 @app.command()
-def report(
-    tables: Annotated[
-        bool,
-        typer.Option(
-            "--tables", help="Write the page of the paper's tables: its figures, ours, not run."
-        ),
-    ] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Print the path of the newest report page."""
+@command
+def report(tables: bool = False, as_json: JsonFlag = False) -> None:
+    """Print the path of the newest report page.
+
+    Options:
+        tables: Write the page of the paper's tables: its figures, ours, not run.
+    """
     from tasks.cluster.ray_cluster import CHECKOUT
     from tasks.run.recipes import newest_report
     from umim_core.store.disk import write_bytes
@@ -201,16 +184,13 @@ def report(
 
 
 @app.command("log-lm-eval")
-def log_lm_eval(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            help="What lm_eval got as --output_path (DIR or NAME.json), or a results file."
-        ),
-    ],
-    as_json: JsonFlag = False,
-) -> None:
-    """Write results of lm_eval to MLflow: figures, settings, and the logged samples as tables."""
+@command
+def log_lm_eval(path: Path, as_json: JsonFlag = False) -> None:
+    """Write results of lm_eval to MLflow: figures, settings, and the logged samples as tables.
+
+    Options:
+        path: What lm_eval got as --output_path (DIR or NAME.json), or a results file.
+    """
     from tasks.tracking.harness_results import find_results, log_results
     from tasks.tracking.tracker import Tracker
 
@@ -234,12 +214,17 @@ def deploy() -> None:
 
 
 def _add_service_command(action: str, summary: str) -> None:
-    """Add a command that calls the function of that name and prints how each service is."""
-
     @app.command(action, help=summary)
-    def command(
-        prefect_port: PrefectPort = None, mlflow_port: MlflowPort = None, as_json: JsonFlag = False
+    @command
+    def service_command(
+        prefect_port: Port = None, mlflow_port: Port = None, as_json: JsonFlag = False
     ) -> None:
+        """Call the function of that name and print how each service is.
+
+        Options:
+            prefect_port: Port of Prefect's server (the one that it has, or 4200).
+            mlflow_port: Port of MLflow (the one that it has, or 5000).
+        """
         from tasks.run import services
 
         folder = artifact_root() / "services"
@@ -285,23 +270,25 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 @app.command()
 @command
 def serve(
-    checkpoint: Annotated[
-        str | None, typer.Argument(help="As of umim serve; every machine must be able to load it.")
-    ] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="Replicas, or the fewest of them.")] = 2,
-    max_replicas: Annotated[
-        int | None,
-        typer.Option(min=1, help="Let their number follow the length of the queue up to this."),
-    ] = None,
-    cpus: Annotated[float, typer.Option(min=0, help="CPU cores of a replica.")] = 1.0,
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs of a replica; give --device cuda.")] = 0,
-    address: Annotated[
-        str | None, typer.Option(help="Ray cluster, host:port or auto; by default this machine.")
-    ] = None,
+    checkpoint: MaybeArgument = None,
+    replicas: AtLeast1 = 2,
+    max_replicas: Annotated[int | None, typer.Option(min=1)] = None,
+    cpus: Share = 1.0,
+    gpus: Share = 0,
+    address: str | None = None,
     *,
     server: ServerOptions,
 ) -> None:
-    """Serve a checkpoint as `umim serve` does, by replicas of its engine on a Ray cluster."""
+    """Serve a checkpoint as `umim serve` does, by replicas of its engine on a Ray cluster.
+
+    Options:
+        checkpoint: As of umim serve; every machine must be able to load it.
+        replicas: Replicas, or the fewest of them.
+        max_replicas: Let their number follow the length of the queue up to this.
+        cpus: CPU cores of a replica.
+        gpus: GPUs of a replica; give --device cuda.
+        address: Ray cluster, host:port or auto; by default this machine.
+    """
     token, limits = server.token(), server.limits()
     from tasks.cluster.replicas import Replicas, replicated
     from umim_core.serving.engine_server import EngineServer

@@ -10,6 +10,7 @@ import typer
 from tasks.storage.remote_root import RemoteRoot, fetching, modified, remote_root
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_checkpoint
 from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.cli.documented import command
 from umim_core.errors import ArtifactError, ConfigError, did_you_mean, require
 from umim_core.store.artifacts import MANIFEST, safe_join
 from umim_core.store.disk import write_bytes
@@ -49,13 +50,13 @@ def ls(as_json: JsonFlag = False) -> None:
 
 
 @app.command()
-def verify(
-    read: Annotated[
-        bool, typer.Option("--read", help="Read every file and compare its SHA-256, too.")
-    ] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Check that every file of every stage is there, with its size; exit status 1 if not."""
+@command
+def verify(read: bool = False, as_json: JsonFlag = False) -> None:
+    """Check that every file of every stage is there, with its size; exit status 1 if not.
+
+    Options:
+        read: Read every file and compare its SHA-256, too.
+    """
     remote = _stored_root()
     wrong = []
     for name, objects in remote.stages().items():
@@ -79,13 +80,13 @@ def verify(
 
 
 @app.command()
-def rm(
-    stage: Annotated[
-        str, typer.Argument(help="<stage>/<first digits of its key>, as `flows store ls` shows.")
-    ],
-    as_json: JsonFlag = False,
-) -> None:
-    """Remove one stage."""
+@command
+def rm(stage: str, as_json: JsonFlag = False) -> None:
+    """Remove one stage.
+
+    Options:
+        stage: <stage>/<first digits of its key>, as `flows store ls` shows.
+    """
     remote = _stored_root()
     names = [name for name in remote.stages() if name.startswith(stage)]
     rule = "one stage must be named, as <stage>/<first digits of its key>"
@@ -102,14 +103,15 @@ def rm(
 
 
 @app.command()
-def gc(
-    older_than: Annotated[float, typer.Option(help="Days since a stage was stored.")],
-    as_json: JsonFlag = False,
-) -> None:
+@command
+def gc(older_than: Annotated[float, typer.Option()], as_json: JsonFlag = False) -> None:
     """Remove old stages without a named checkpoint, and what killed runs left.
 
     Ages are by the storage's clock, which this machine's must confirm. An upload that is not
     finished is left alone for a day, as it may be under way.
+
+    Options:
+        older_than: Days since a stage was stored.
     """
     require(older_than >= 0, ConfigError, "--older-than must be at least 0 days", older_than)
     remote = _stored_root()
@@ -130,11 +132,13 @@ def gc(
 
 
 @app.command()
-def fetch(
-    checkpoint: Annotated[str, typer.Argument(help="Name of a checkpoint, as `ls` shows.")],
-    as_json: JsonFlag = False,
-) -> None:
-    """Bring a named checkpoint here; print its directory."""
+@command
+def fetch(checkpoint: str, as_json: JsonFlag = False) -> None:
+    """Bring a named checkpoint here; print its directory.
+
+    Options:
+        checkpoint: Name of a checkpoint, as `ls` shows.
+    """
     remote = _stored_root()
     stages = remote.checkpoint_stages()
     rule = f"a checkpoint of {remote.address} must be named"
