@@ -256,14 +256,10 @@ def train(run: PipelineRun) -> tuple[Sources, list[Result]]:
 
 
 def distill(run: PipelineRun, results: list[Result]) -> None:
-    """Distill each cell; whichever ends first, they are registered in the order of the recipe."""
-    trained = run.run_parallel([partial(_distilled, run, result) for result in results])
-    for result, artifact in zip(results, trained, strict=True):
-        result.settings[WT] = artifact
-        run.register(result.cell.backbone, artifact)
+    run.run_parallel([partial(_distilled, run, result) for result in results])
 
 
-def _distilled(run: PipelineRun, result: Result) -> Artifact:
+def _distilled(run: PipelineRun, result: Result) -> None:
     recipe = run.recipe
     distilled = distill_stage(
         training=training_of(result.cell, recipe.seed, recipe.segment_length, recipe.distill),
@@ -271,7 +267,7 @@ def _distilled(run: PipelineRun, result: Result) -> Artifact:
         train=result.tokenized.part("train"),
         valid=result.tokenized.part("valid"),
     )
-    return run.stage(distilled, label=result.called, setting=WT)
+    result.settings[WT] = run.stage(distilled, label=result.called, setting=WT)
 
 
 def adaptations(
