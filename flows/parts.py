@@ -256,10 +256,14 @@ def train(run: PipelineRun) -> tuple[Sources, list[Result]]:
 
 
 def distill(run: PipelineRun, results: list[Result]) -> None:
-    run.run_parallel([partial(_distilled, run, result) for result in results])
+    """Distill each cell; whichever ends first, they are registered in the order of the recipe."""
+    trained = run.run_parallel([partial(_distilled, run, result) for result in results])
+    for result, artifact in zip(results, trained, strict=True):
+        result.settings[WT] = artifact
+        run.register(result.cell.backbone, artifact)
 
 
-def _distilled(run: PipelineRun, result: Result) -> None:
+def _distilled(run: PipelineRun, result: Result) -> Artifact:
     recipe = run.recipe
     distilled = distill_stage(
         training=training_of(result.cell, recipe.seed, recipe.segment_length, recipe.distill),
@@ -267,7 +271,7 @@ def _distilled(run: PipelineRun, result: Result) -> None:
         train=result.tokenized.part("train"),
         valid=result.tokenized.part("valid"),
     )
-    result.settings[WT] = run.stage(distilled, label=result.called, setting=WT)
+    return run.stage(distilled, label=result.called, setting=WT)
 
 
 def adaptations(

@@ -36,6 +36,9 @@ class Planner:
         number = str(len(self.steps))
         return Artifact(name, number, Path(f"{number}-{name}"), "", executed=False)
 
+    def register(self, backbone: str, trained: Artifact) -> None:
+        """Register nothing."""
+
     def run_parallel(self, parts: Sequence[Callable[[], T]], _: int | None = None) -> list[T]:
         """Note the stages of independent parts, one part after the other."""
         return [part() for part in parts]

@@ -21,7 +21,7 @@ from pydantic import (
 
 from tasks.report.render import Table, file_table, fitted
 from tasks.run.stage import Artifact
-from tasks.tracking.tracker import ADAPTATION_SOURCE
+from tasks.tracking.compare_view import ADAPTATION_SOURCE
 from umim_core.adaptation.settings import BASE, WT, find_setting, measures, setting_names
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.checkpoint.checkpoint_index import own_name
@@ -428,12 +428,12 @@ def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
 
     The last row comes first: MLflow lists what is new above.
     """
-    recipe = run.recipe.name
     for row in reversed(rows):
         key = json_digest([run.key, row.source, row.params(), row.measured()])
-        params = {"recipe": recipe, **row.params(), "model": short_name(row.backbone)}
-        name = f"{run_label(row)} · {recipe}"
-        run.tracker.comparison_run(run.key, key, name, params, row.measured(), source=row.source)
+        params = {**row.params(), "model": short_name(row.backbone)}
+        run.tracker.comparison_run(
+            run.key, key, run_label(row), params, row.measured(), source=row.source
+        )
 
 
 def record_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact) -> None:
@@ -447,8 +447,7 @@ def record_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact) 
             metrics = {name: point.get(name) for name in _OF_A_POINT}
             key = json_digest([run.key, params, metrics])
             tau = "" if params["tau"] is None else f" τ {params['tau']}"
-            name = f"{params['setting']}{tau} {model} · {run.recipe.name}"
-            params["recipe"] = run.recipe.name
+            name = f"{params['setting']}{tau} {model}"
             run.tracker.comparison_run(
                 run.key, key, name, params, metrics, source=ADAPTATION_SOURCE
             )

@@ -33,9 +33,11 @@ from tasks.run.prefect_runs import flow_run_context, prefect_may_be_away
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact, Site, StageCall, time_lines, verifying_once
 from tasks.storage.remote_root import remote_root
-from tasks.tracking.tracker import Status, Tracker
+from tasks.tracking.compare_view import adaptation_rows
+from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, Status, Tracker
 from umim_core.addresses import redacted
 from umim_core.backbone.devices import release_memory
+from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_name, record_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import Recipe, RunRecipe
@@ -100,6 +102,7 @@ class PipelineRun(Generic[R]):
     key: str
     artifacts: list[Artifact] = field(default_factory=list)
     at_a_time: int = 1
+    _registered: set[str] = field(default_factory=set)
 
     @property
     def site(self) -> Site:
@@ -124,10 +127,13 @@ class PipelineRun(Generic[R]):
         self.artifacts.append(artifact)
         self._record(artifact)
         if setting:
+            checkpoint = artifact.path / "checkpoint"
             called = own_name(self.recipe.name, label, setting)
-            record = record_checkpoint(self.root, called, artifact.path / "checkpoint")
+            record = record_checkpoint(self.root, called, checkpoint)
             if (remote := remote_root()) is not None:
                 remote.store_record(record)
+            backbone = read_config(checkpoint).backbone
+            self.tracker.register_checkpoint(backbone, checkpoint, artifact.key, alias=False)
         return artifact
 
     def run_parallel(self, parts: Sequence[Callable[[], T]], most: int | None = None) -> list[T]:
@@ -135,6 +141,13 @@ class PipelineRun(Generic[R]):
         most = most or self.recipe.cluster.parallel_stages
         self.at_a_time = max(self.at_a_time, min(most, len(parts)))
         return side_by_side(parts, most)
+
+    def register(self, backbone: str, trained: Artifact) -> None:
+        """Point the backbone's alias in MLflow's registry at the first cell's checkpoint of it."""
+        if backbone not in self._registered:
+            self._registered.add(backbone)
+            checkpoint = trained.path / "checkpoint"
+            self.tracker.register_checkpoint(backbone, checkpoint, trained.key)
 
     def _record(self, artifact: Artifact) -> None:
         manifest = artifact.manifest()
@@ -164,7 +177,7 @@ class PipelineRun(Generic[R]):
     def link(self) -> str:
         """Say where MLflow shows the run's comparison; empty if the store never answered."""
         adapts = isinstance(self.recipe, AdaptationRecipe)
-        return self.tracker.link(self.recipe.task_name if adapts else None)
+        return self.tracker.link(adaptation_rows(self.recipe.task_name) if adapts else "")
 
 
 @contextmanager
@@ -193,7 +206,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     key = json_digest([flow_name, params])
     code = code_identity()
     tags = {
-        "umim.recipe": recipe.name,
+        RECIPE_TAG: recipe.name,
         "umim.flow": flow_name,
         "umim.host": code.host,
         "umim.sources": code.sources,
@@ -203,7 +216,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     }
     url = _prefect_url()
     if FlowRunContext.get() is not None and flow_run.id:
-        tags["umim.prefect_flow_run"] = url or str(flow_run.id)
+        tags[PREFECT_TAG] = url or str(flow_run.id)
     if url:
         tags["mlflow.note.content"] += f"\n\n[Prefect flow run]({url})"
     tracker.pipeline_run(key, params, tags, name=f"{flow_name} {recipe.name}")
@@ -231,7 +244,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
 def _files_to_show(artifact: Artifact) -> list[Path]:
     """Return what people look at of a stage: its rules, tables and figures.
 
-    Reports go to the run of the pipeline.
+    Checkpoints go to the registry, reports to the run of the pipeline.
     """
     rules = artifact.path / "rules"
     files = [path for kind in _SHOWN for path in sorted(artifact.path.glob(f"*{kind}"))]

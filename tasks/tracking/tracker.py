@@ -1,4 +1,4 @@
-"""The only ``import mlflow``: a pipeline's run, its stages and the comparison.
+"""The only ``import mlflow``: a pipeline's run, its stages, the comparison and the checkpoints.
 
 Numbers are sent when a stage ends, files at the end of a run, each once. What a store that is away
 misses is sent once more at the end; what is still missing then, the same command records when it
@@ -27,6 +27,15 @@ from urllib.parse import quote
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.storage.remote_root import refusals
+from tasks.tracking.compare_view import (
+    AGREEMENT,
+    COMPARISON_VIEW,
+    MOST_ROWS,
+    PLOTTED,
+    SOURCE_TAG,
+    comparison_view,
+    described,
+)
 from umim_core.addresses import redacted, scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
 from umim_core.errors import ArtifactError, LockError, TrackingError, require
@@ -43,9 +52,9 @@ Point = tuple[str, int, float]  # metric, step, value
 Metrics = Mapping[str, float | None]
 Kind = Literal["pipeline", "stage", "comparison", "harness"]
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-ADAPTATION_SOURCE: Final = "adaptation"  # of a row that is a point of an adaptation's curves
-_NAME: Final = "umim"  # of the experiment
-_SOURCE_TAG: Final = "umim.source"
+RECIPE_TAG: Final = "umim.recipe"
+PREFECT_TAG: Final = "umim.prefect_flow_run"
+_NAME: Final = "umim"  # of the experiment, and of the registered model
 _SPOOL: Final = "tracking-spool"  # former versions kept more in it
 _SETTINGS: Final = {  # of MLflow and of Postgres' client, unless somebody set them
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -104,6 +113,7 @@ class Tracker:
         self.experiment_id = ""  # from the first session on
         self._client: MlflowClient | None = None
         self._served = self.uri.startswith(("http://", "https://"))
+        self._recipes: dict[str, str] = {}  # by key of a pipeline that was opened here
         self._missed: list[Callable[[], None]] = []
         self._files: list[Callable[[], None]] = []  # uploads for the end of a run
         self._busy = threading.Lock()
@@ -137,6 +147,8 @@ class Tracker:
         name: str | None = None,
     ) -> None:
         """Open the run of a pipeline, or open it again unless it is finished."""
+        if tags and RECIPE_TAG in tags:
+            self._recipes[key] = tags[RECIPE_TAG]
         time_ms = _now()
 
         def write() -> None:
@@ -185,7 +197,7 @@ class Tracker:
 
         self._write(write)
         if artifacts:
-            self._files.append(lambda: self._stage_files(key, artifacts))
+            self._files.append(lambda: self.log_files(self._stage(key), artifacts))
 
     def comparison_run(
         self,
@@ -198,13 +210,22 @@ class Tracker:
         source: str = "this run",
     ) -> None:
         """Record one flat row of the comparison, so that Compare finds everything in one run."""
-        shown = {name: value for name, value in params.items() if value is not None}
+        recipe = self._recipes.get(pipeline)
+        shown = described({n: v for n, v in params.items() if v is not None}, recipe)
         points, time_ms = _final(metrics), _now()
+        title = f"{name} · {recipe}" if recipe else name
 
         def write() -> None:
-            of = {_SOURCE_TAG: source}
+            of = {SOURCE_TAG: source}
             of["umim.pipeline"] = self._pipeline(pipeline, time_ms).info.run_id
-            self.record("comparison", key, name, shown, points, of, time_ms=time_ms)
+            self.record("comparison", key, title, shown, points, of, time_ms=time_ms)
+            if (measured := {metric for metric, _, _ in points}) >= {*AGREEMENT}:
+                found = self.client.search_runs(
+                    [self.experiment_id], PLOTTED, max_results=MOST_ROWS
+                )
+                state = comparison_view(measured, [run.data.params for run in found])
+                tag = f"mlflow.sharedViewState.{COMPARISON_VIEW}"  # a link can ask for it
+                self.client.set_experiment_tag(self.experiment_id, tag, state)
 
         self._write(write)
 
@@ -214,6 +235,33 @@ class Tracker:
         self._files.append(
             lambda: self.log_files(self._pipeline(pipeline, time_ms), paths, replace=replace)
         )
+
+    def register_checkpoint(
+        self, backbone: str, directory: Path, stage_key: str, *, alias: bool = True
+    ) -> None:
+        """Make a stage's checkpoint a version of the registered model ``umim`` at the run's end.
+
+        The alias of the backbone points there, if that is asked for.
+        """
+        name = re.sub(r"[^\w\-]+", "-", backbone)
+
+        def send() -> None:
+            client, run = self.client, self._stage(stage_key)
+            if not client.search_registered_models(f"name = '{_NAME}'"):
+                with _others_may_make_it():
+                    client.create_registered_model(_NAME)
+            run_id, folder = run.info.run_id, f"checkpoint/{name}"
+            source, tags = f"{run.info.artifact_uri}/{folder}", {"umim.backbone": backbone}
+            with self.alone(stage_key):
+                found = client.search_model_versions(f"run_id = '{run_id}'")
+                if not found:
+                    client.log_artifacts(run_id, str(directory), folder)
+                    make = client.create_model_version
+                    found = [make(_NAME, source, run_id, tags, await_creation_for=None)]
+            if alias:
+                client.set_registered_model_alias(_NAME, name, str(found[0].version))
+
+        self._files.append(send)
 
     def finish(self, pipeline: str, status: Status = "FINISHED") -> None:
         """Close a pipeline, send its files unless it was stopped, and warn of what is missing."""
@@ -234,7 +282,7 @@ class Tracker:
             self._write(record)
         unsent = sum(not self._write(send, again=False) for send in files)
         if self._missed or unsent:
-            lacks = f"{len(self._missed)} records, files of {unsent} stages"
+            lacks = f"{len(self._missed)} records, files of {unsent} stages or checkpoints"
             logger.warning(
                 "MLflow lacks a part of this run: %s (%s). Run the same command again once it "
                 "answers: it records what is missing",
@@ -242,8 +290,8 @@ class Tracker:
                 self._reason,
             )
 
-    def link(self, task: str | None = None) -> str:
-        """Say where a person finds the comparison, or the points of a task's curves.
+    def link(self, rows: str = "") -> str:
+        """Say where a person finds the comparison, or the rows that a filter finds.
 
         It is the address, behind the command that shows it if no server does; empty if the
         experiment is not known.
@@ -251,13 +299,10 @@ class Tracker:
         if not self.experiment_id:
             return ""
         ui = redacted(self.uri) if self._served else "http://127.0.0.1:5000"
-        # MLflow drops rows without a tag from ``!=``: every row has this one.
-        of = f"= '{ADAPTATION_SOURCE}' and params.task = '{task}'"
-        rows = of if task else f"!= '{ADAPTATION_SOURCE}'"
-        shown = quote(f"tags.`umim.kind` = 'comparison' and tags.`{_SOURCE_TAG}` {rows}")
+        shown = f"searchFilter={quote(rows)}" if rows else f"viewStateShareKey={COMPARISON_VIEW}"
         work = "workflowType=machine_learning"  # else MLflow shows pages of prompts and traces
         place = f"{ui.rstrip('/')}/#/experiments/{self.experiment_id}/runs"
-        link = f"{place}?{work}&compareRunsMode=CHART&searchFilter={shown}"
+        link = f"{place}?{work}&compareRunsMode=CHART&{shown}"
         start = f"mlflow ui --backend-store-uri {shlex.quote(redacted(self.uri))}"
         return link if self._served else f"{start}, then {link}"
 
@@ -315,18 +360,14 @@ class Tracker:
 
     def _connected(self) -> MlflowClient:
         from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
 
         for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
-        client = MlflowClient(tracking_uri=self.uri)
+        client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
         if client.get_experiment_by_name(_NAME) is None:
             place = None if self._served else (self.root / "mlruns").as_uri()
-            try:
+            with _others_may_make_it():
                 client.create_experiment(_NAME, place)
-            except MlflowException as error:  # another run has made it a moment before
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
         experiment = client.get_experiment_by_name(_NAME)
         rule = "the MLflow experiment must not be deleted"
         remedy = "Restore it with `mlflow experiments restore`."
@@ -360,11 +401,11 @@ class Tracker:
     def _pipeline(self, key: str, time_ms: int, name: str | None = None) -> Run:
         return self._ensure("pipeline", key, name or f"pipeline {key[:8]}", {}, time_ms)
 
-    def _stage_files(self, key: str, paths: Sequence[Path]) -> None:
+    def _stage(self, key: str) -> Run:
         run = self.find("stage", key)
         if run is None:
             raise TrackingError("files must belong to a stage that is recorded", key)
-        self.log_files(run, paths)
+        return run
 
     def record(
         self,
@@ -450,6 +491,18 @@ def _ask(uri: str) -> None:
 
     how = {"max_retries": 0, "timeout": _ANSWER_SECONDS, "raise_on_status": False}
     http_request(get_default_host_creds(uri), "/health", "GET", **how)
+
+
+@contextmanager
+def _others_may_make_it() -> Iterator[None]:
+    """Take what another run of the same store has made a moment before for made."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
 
 
 @contextmanager

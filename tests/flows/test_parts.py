@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -11,8 +13,9 @@ from flows import parts
 from support.small_recipe import least_recipe
 from tasks.cluster.lease import ClusterLease
 from tasks.plan.planner import Planner
-from tasks.run.pipeline import site_of
+from tasks.run.pipeline import PipelineRun, site_of
 from tasks.run.stage import Artifact, StageCall
+from umim_core.adaptation.settings import WT
 from umim_core.config.recipe import Recipe
 
 
@@ -68,6 +71,48 @@ def test_without_its_backbone_the_run_goes_on_and_says_so_in_one_line(
     (line,) = caplog.messages
     assert line.startswith("the row of umim-no-such-checkpoint is left out: ")
     assert "\n" not in line
+
+
+class Backwards(Recorder):
+    """A plan whose independent parts end in the opposite order."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.registered: list[tuple[str, Path]] = []
+
+    def run_parallel(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
+        return [part() for part in reversed(parts)][::-1]
+
+    def register(self, backbone: str, trained: Artifact) -> None:
+        self.registered.append((backbone, trained.path))
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    cells = [{"backbone": "umim-docs-llama", "tau": tau, "adapt": tau == 5} for tau in (5, 50)]
+    adapt = {"sft": {"max_steps": 1}, "dpo": {"max_steps": 1}}
+    return least_recipe(cells=cells, task={}, adapt=adapt)
+
+
+def test_checkpoints_are_registered_in_the_order_of_cells(recipe: Recipe) -> None:
+    run: Any = Backwards(recipe)
+    cells = parts.run_everything(run)
+    first, second = (cell.settings[WT] for cell in cells)
+    assert int(first.key) > int(second.key)  # the second was made first
+    assert run.registered == [("umim-docs-llama", made.path) for made in (first, second)]
+
+
+def test_the_alias_of_a_backbone_is_the_first_checkpoint_of_it(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    registry = MagicMock()
+    run = PipelineRun(recipe, tmp_path, ClusterLease(recipe.cluster), registry, "key")
+    for backbone, key in (("a", "1"), ("b", "2"), ("a", "3")):
+        run.register(backbone, Artifact("distill", key, tmp_path / key, "", executed=True))
+    wanted = [
+        call(name, tmp_path / key / "checkpoint", key) for name, key in (("a", "1"), ("b", "2"))
+    ]
+    assert registry.register_checkpoint.mock_calls == wanted
 
 
 @pytest.mark.parametrize(

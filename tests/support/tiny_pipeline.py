@@ -125,6 +125,9 @@ class Walk:
     def run_parallel(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
         return [part() for part in parts]
 
+    def register(self, backbone: str, trained: Artifact) -> None:
+        pass
+
     @property
     def artifacts(self) -> list[Artifact]:
         return [call.artifact for call in self.calls]

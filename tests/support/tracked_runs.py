@@ -15,7 +15,7 @@ STAGES = ("corpus", "tokenize", "count", "distill")
 
 
 def record_pipeline(tracker: Tracker, pipeline: str, files: Path) -> None:
-    """Record a whole pipeline: stages with live numbers, a comparison, files."""
+    """Record a whole pipeline: stages with live numbers, a checkpoint, a comparison, files."""
     tracker.pipeline_run(pipeline, {"recipe": "tiny", "token": "s3cret"}, name="tiny")
     for folder, name in (("rules/deep", "a.txt"), ("checkpoint", "config.json")):
         (files / folder).mkdir(parents=True, exist_ok=True)
@@ -32,6 +32,7 @@ def record_pipeline(tracker: Tracker, pipeline: str, files: Path) -> None:
             artifacts=[files / "rules"] if stage == "count" else [],
             tags={"umim.digest": stage},
         )
+    tracker.register_checkpoint(f"model-{pipeline}", files / "checkpoint", f"{pipeline}-distill")
     row, name = {"backbone": "tiny", "tau": 5}, f"{pipeline}-row"
     tracker.comparison_run(pipeline, name, name, row, {"top1": 0.5, "kl": 0.0})
     tracker.attach(pipeline, [files / "checkpoint" / "config.json"])
@@ -49,7 +50,7 @@ def runs_of(uri: str, kind: str | None = None, query: str = "") -> list[Run]:
 
 def held(uri: str) -> dict[str, Any]:
     """Everything in a store by kind and key, without ids and times; a doubled run fails."""
-    client = MlflowClient(uri)
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     runs = runs_of(uri)
     names = {
         run.info.run_id: f"{run.data.tags['umim.kind']} {run.data.tags['umim.key']}" for run in runs
@@ -79,6 +80,8 @@ def held(uri: str) -> dict[str, Any]:
             "tags": tags,
             "files": sorted(files_of(client, run.info.run_id)),
         }
+    versions = client.search_model_versions("name = 'umim'")
+    found["versions"] = sorted((names[v.run_id], sorted(v.aliases)) for v in versions)
     return json.loads(json.dumps(found))
 
 

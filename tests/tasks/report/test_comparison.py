@@ -28,7 +28,8 @@ from tasks.report.report import ReportData
 from tasks.run.pipeline import PipelineRun
 from tasks.run.recipes import find_recipe
 from tasks.stages.publish import report_stage
-from tasks.tracking.tracker import ADAPTATION_SOURCE, Tracker
+from tasks.tracking.compare_view import ADAPTATION_SOURCE
+from tasks.tracking.tracker import Tracker
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 from umim_core.errors import ConfigError
 from umim_core.store.artifacts import write_json

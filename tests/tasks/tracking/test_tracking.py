@@ -5,14 +5,14 @@ A store that is away costs a run seconds at most; the same run again records wha
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 from mlflow import MlflowClient
@@ -20,10 +20,11 @@ from mlflow.entities import Run
 from sqlalchemy.engine import make_url
 
 from support.tracked_runs import held, of_run, record_pipeline, runs_of
-from tasks.report.comparison import COMPARISON_PARAMS, Measured, cell_row
+from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS, Measured, cell_row
 from tasks.run.services import local_services
 from tasks.tracking import tracker as tracking
-from tasks.tracking.tracker import ADAPTATION_SOURCE, Tracker, flatten
+from tasks.tracking.compare_view import ADAPTATION_SOURCE
+from tasks.tracking.tracker import PREFECT_TAG, Tracker, flatten
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 
@@ -74,7 +75,7 @@ def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
 
 
 def test_runs_are_completed_opened_again_and_never_reopened_once_finished(tracker: Tracker) -> None:
-    tracker.pipeline_run("p", {"a": 1}, {"umim.prefect_flow_run": "first"})
+    tracker.pipeline_run("p", {"a": 1}, {PREFECT_TAG: "first"})
     for _ in range(2):
         tracker.stage_run("p", "count", "c", {"tau": 5}, {"n": 7.0}, [("seen", 1, 1.0)])
         stage = run_of(tracker, "stage", "c")
@@ -84,9 +85,9 @@ def test_runs_are_completed_opened_again_and_never_reopened_once_finished(tracke
     assert len(history) == 1
     for status, opened in (("FAILED", "RUNNING"), ("FINISHED", "FINISHED"), ("KILLED", "FINISHED")):
         tracker.finish("p", status)
-        tracker.pipeline_run("p", {"a": 1}, {"umim.prefect_flow_run": status})
+        tracker.pipeline_run("p", {"a": 1}, {PREFECT_TAG: status})
         run = run_of(tracker, "pipeline", "p")
-        assert (run.info.status, run.data.tags["umim.prefect_flow_run"]) == (opened, status)
+        assert (run.info.status, run.data.tags[PREFECT_TAG]) == (opened, status)
 
 
 def test_numbers_of_a_stage_under_way_are_points_of_its_pipeline(tracker: Tracker) -> None:
@@ -106,36 +107,91 @@ def test_a_comparison_run_is_flat_and_has_the_names_others_query(tracker: Tracke
     scores = {(DEFAULT_TASK, "base"): {"acc_tok": Measured(value=0.6)}}
     scores |= {(DEFAULT_TASK, "WT"): {"acc_tok": Measured(value=0.5)}}
     row = cell_row(Cell(backbone="umim-docs-llama"), seed=0, metrics=values, scores=scores)
-    tracker.pipeline_run("flat", {})
+    tracker.pipeline_run("flat", {}, {"umim.recipe": "novels"})
     tracker.comparison_run("flat", "flat-1", "flat-1", row.params(), row.measured())
     run = run_of(tracker, "comparison", "flat-1")
     data, metrics = run.data, {"top1": 0.5, "ppl_umim_ood_stdlib": 40.0}
     assert data.metrics == metrics | {"accuracy_base": 0.6, "accuracy_umim": 0.5}
     assert data.tags["umim.pipeline"] == run_of(tracker, "pipeline", "flat").info.run_id
-    assert set(data.params) == {*COMPARISON_PARAMS} and data.params["tau"] == "5"
+    assert set(data.params) == {*COMPARISON_PARAMS, "method", "form", "recipe"}
+    assert data.params["form"] == "attention, depth 1, positions none"
+    assert (data.params["method"], data.params["recipe"]) == ("umim", "novels")
+    assert run.info.run_name == "flat-1 · novels" and data.params["tau"] == "5"
 
 
-def test_the_link_of_a_run_filters_the_rows_of_comparisons(
-    tracker: Tracker, tmp_path: Path
+@pytest.mark.parametrize("accuracy", [["accuracy_umim"], []], ids=["a task", "no task"])
+def test_the_comparison_is_shown_without_a_click(
+    accuracy: list[str], tracker: Tracker, tmp_path: Path
 ) -> None:
     assert tracker.link() == ""
+    shown = ["token_reduction", "top1", "kl", *accuracy]
     record_pipeline(tracker, "p", tmp_path / "files")
-    tracker.comparison_run("p", "point", "a point", {}, {"kl": 0.0}, source=ADAPTATION_SOURCE)
+    rows = [(5, "attention", shown), (5, "a baseline", ["ppl_half_umim"]), (6, "attention", shown)]
+    for number, (tau, kind, metrics) in enumerate(rows):
+        values = dict.fromkeys(metrics, 0.5)
+        tracker.comparison_run("p", f"row-{number}", "a row", {"tau": tau, "kind": kind}, values)
+    point = dict.fromkeys(["token_reduction", "difference"], 0.0)
+    tracker.comparison_run("p", "point", "a point", {}, point, source=ADAPTATION_SOURCE)
     command, _, link = tracker.link().partition(", then ")
     assert command == f"mlflow ui --backend-store-uri {tracker.uri}"
     assert link.startswith("http://127.0.0.1:5000/#/experiments/")
-    found = runs_of(tracker.uri, query=unquote(link.partition("searchFilter=")[2]))
-    assert [run.info.run_name for run in found] == ["p-row"]
+    name = link.partition("viewStateShareKey=")[2]
+    experiment = MlflowClient(tracker.uri).get_experiment(tracker.experiment_id)
+    state = json.loads(experiment.tags[f"mlflow.sharedViewState.{name}"])
+    (chart,) = state["compareRunCharts"]
+    assert chart["selectedParams"] == ["tau"]  # what is one value of all rows is no axis
+    assert "params.`form`" in state["selectedColumns"]
+    assert chart["selectedMetrics"] == shown
+    assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
+    found = runs_of(tracker.uri, query=state["searchFilter"])
+    assert {run.info.run_name for run in found} == {"p-row", "a row"}
 
 
-def test_an_experiment_that_another_run_makes_meanwhile_is_used(
-    tracker: Tracker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_checkpoint_is_registered_once_under_its_backbones_alias(
+    tracker: Tracker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    names = {"config.json", "model.safetensors", "rules/manifest.json"}
+    for name in names:
+        (tmp_path / "checkpoint" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "checkpoint" / name).write_text(name)
     tracker.pipeline_run("p", {})
-    found = [None, MlflowClient(tracker.uri).get_experiment_by_name("umim")]
-    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *_: found.pop(0))
-    Tracker(tracker.uri, tracker.root).pipeline_run("p", {})
+    tracker.stage_run("p", "distill", "d", {}, {})
+
+    def registered(by: Tracker, alias: bool = True) -> None:
+        by.register_checkpoint("lab/model-1.5", tmp_path / "checkpoint", "d", alias=alias)
+        by.finish("p")
+
+    upload, side = MlflowClient.log_artifacts, list[Future[None]]()
+    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as slow:
+
+        def beside(*args: Any) -> None:  # another run of the root begins while this one uploads
+            if not side:
+                side.append(pool.submit(registered, Tracker(tracker.uri, tracker.root)))
+                wait(side, 2)
+            upload(*args)
+
+        slow.setattr(MlflowClient, "log_artifacts", beside)
+        registered(tracker, alias=False)
+    side[0].result()
+    for _ in range(2):
+        registered(tracker)
+    # A run that asked the store before these names were made makes them too.
+    with monkeypatch.context() as before:
+        before.setattr(MlflowClient, "search_registered_models", lambda *_: [])
+        found = [None, MlflowClient(tracker.uri).get_experiment_by_name("umim")]
+        before.setattr(MlflowClient, "get_experiment_by_name", lambda *_: found.pop(0))
+        registered(Tracker(tracker.uri, tracker.root))
     assert not found and "MLflow lacks" not in caplog.text
+    client = MlflowClient(tracker.uri, tracker.uri)
+    found = client.get_model_version_by_alias("umim", "lab-model-1-5")
+    (version,) = client.search_model_versions("name = 'umim'")
+    assert found.run_id == version.run_id == run_of(tracker, "stage", "d").info.run_id
+    assert version.tags == {"umim.backbone": "lab/model-1.5"}
+    place = Path(client.download_artifacts(version.run_id, "checkpoint/lab-model-1-5"))
+    assert names == {path.relative_to(place).as_posix() for path in place.rglob("*.*")}
 
 
 def test_secrets_are_hidden_and_names_that_only_sound_like_them_are_not() -> None:
@@ -211,7 +267,7 @@ def test_a_run_without_a_server_ends_soon_and_the_same_run_again_is_recorded(
         assert time.monotonic() - began < 60  # a store that is asked at each record takes 85
     first, *_, last = (record.getMessage() for record in caplog.records)
     assert first.startswith("MLflow lacks a record, the run goes on") and uri in first
-    assert last.startswith("MLflow lacks a part of this run: 7 records, files of 2 stages")
+    assert last.startswith("MLflow lacks a part of this run: 7 records, files of 3 stages")
     record_pipeline(Tracker(store, tmp_path), "again", tmp_path / "files")
     assert of_run(store, "again") == undisturbed
 
@@ -242,7 +298,7 @@ def test_files_that_cannot_be_kept_cost_no_numbers_and_the_same_run_sends_them(
     for name, run in undisturbed.items():
         assert recorded[name]["points"] == run["points"] and recorded[name]["files"] == []
         assert recorded[name]["status"] == "FINISHED"
-    assert "0 records, files of 2 stages" in caplog.text
+    assert "0 records, files of 3 stages" in caplog.text
     (root / "mlruns").unlink()
     record_pipeline(Tracker(store, root), "where", tmp_path / "files")
     assert of_run(store, "where") == undisturbed
