@@ -155,32 +155,12 @@ def recipes(as_json: JsonFlag = False) -> None:
 
 
 @app.command()
-@command
-def report(tables: bool = False, as_json: JsonFlag = False) -> None:
-    """Print the path of the newest report page.
-
-    Options:
-        tables: Write the page of the paper's tables: its figures, ours, not run.
-    """
-    from tasks.cluster.ray_cluster import CHECKOUT
+def report(as_json: JsonFlag = False) -> None:
+    """Print the path of the newest report page."""
     from tasks.run.recipes import newest_report
-    from umim_core.store.disk import write_bytes
 
-    if not tables:
-        path = newest_report()
-        emit({"path": str(path)}, [str(path)], as_json)
-        return
-    from tasks.report.paper import paper_page
-
-    page, folder = paper_page(CHECKOUT / "docs" / "results"), artifact_root() / "paper-tables"
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {"html": folder / "paper-tables.html", "markdown": folder / "paper-tables.md"}
-    write_bytes(paths["html"], page.html.encode())
-    write_bytes(paths["markdown"], page.markdown.encode())
-    rows = [dict(zip(page.overview.headings, row, strict=True)) for row in page.overview.rows]
-    lines = [f"{row['label']:<38} ours: {row['ours, on']}" for row in rows]
-    shown = {name: str(path) for name, path in paths.items()}
-    emit(shown | {"tables": rows}, [*lines, "", *shown.values()], as_json)
+    path = newest_report()
+    emit({"path": str(path)}, [str(path)], as_json)
 
 
 @app.command("log-lm-eval")

@@ -21,9 +21,7 @@ MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
     "readme": readme.documents,
     "recipe-fields": recipe_fields.documents,
     "missed-gates": lambda: [Document(RESULTS / "missed-gates.md", results.missed_gates)],
-    "paper-tables": lambda: [
-        Document(RESULTS / "paper-tables.md", lambda: paper_page(RESULTS).markdown)
-    ],
+    "paper-tables": lambda: [Document(RESULTS / "paper-tables.md", lambda: paper_page(RESULTS))],
 }
 
 

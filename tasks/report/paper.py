@@ -9,27 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tasks.cluster.ray_cluster import CHECKOUT
-from tasks.report.render import (
-    DASH,
-    Report,
-    Table,
-    anchor,
-    data_table,
-    formatted,
-    html_page,
-    markdown_html,
-    page,
-    table_markdown,
-    walk,
-)
+from tasks.report.render import DASH, Table, data_table, formatted, page, table_markdown, walk
 from umim_core.config.model_base import Model, validated
 from umim_core.config.recipe_files import read_recipe_file
 from umim_core.errors import ConfigError, require
@@ -43,7 +30,6 @@ KINDS: Final = {
     "texts": "generated texts, not figures",
     "plot": "a figure; the paper prints no table, only the points that its text names",
 }
-TITLE: Final = "Tables of the paper: its figures and ours"
 
 
 class Ours(Model):
@@ -198,6 +184,52 @@ class PaperTable(Model):
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
 
+    @property
+    def heading(self) -> str:
+        return f"{self.label}: {self.title}"
+
+    @property
+    def anchor(self) -> str:
+        """The name that GitHub gives to the heading, for links."""
+        return re.sub(r"[^\w\- ]", "", self.heading.lower()).replace(" ", "-")
+
+    @property
+    def measured(self) -> str:
+        if self.kind == "configuration":
+            return "in recipes"
+        return ("in part" if self.not_run else "measured") if self.ours else "not run"
+
+    @property
+    def contents(self) -> str:
+        """What the paper has: of figures how many, and how many of them do not hold."""
+        if self.kind != "figures":
+            return KINDS[self.kind].replace(";", ",").partition(",")[0]
+        cells = [(row, *pair) for row in self.rows for pair in zip(self.names, row, strict=True)]
+        marks = [
+            self.marks(row, name) for row, name, cell in cells if isinstance(cell, int | float)
+        ]
+        unsound = sum(map(bool, marks))
+        return f"{len(marks)} figures" + (f", {unsound} †" if unsound else "")
+
+    def printed(self) -> Table:
+        """Return the paper's table, with a mark at each figure that does not hold."""
+
+        def cell(row: tuple[Cell, ...], value: Cell, column: PrintedColumn) -> str:
+            if value is None:
+                return DASH
+            marks = "".join(f" †{n + 1}" for n in self.marks(row, column.name))
+            spec = "," if column.digits is None else f",.{column.digits}f"
+            return (value if isinstance(value, str) else formatted(value, spec)) + marks
+
+        return Table(
+            tuple(f"{one.name} ({one.unit})" if one.unit else one.name for one in self.columns),
+            tuple(
+                tuple(cell(row, *pair) for pair in zip(row, self.columns, strict=True))
+                for row in self.rows
+            ),
+            left=tuple(n for n, column in enumerate(self.columns) if column.digits is None),
+        )
+
     def marks(self, row: tuple[Cell, ...], column: str) -> list[int]:
         """Return the numbers of the entries of ``unsound`` that mark a figure."""
         return [index for index, mark in enumerate(self.unsound) if mark.holds(row, column)]
@@ -214,83 +246,8 @@ def paper_tables(folder: Path = PAPER_TABLES) -> list[PaperTable]:
     return list(tables.values())
 
 
-@dataclass(frozen=True)
-class PaperPage:
-    markdown: str
-    html: str
-    overview: Table  # the list of tables that leads it
-
-
-def paper_page(results: Path, folder: Path = PAPER_TABLES) -> PaperPage:
+def paper_page(results: Path, folder: Path = PAPER_TABLES) -> str:
+    """Return the page of all tables in Markdown; a folder of results has our figures."""
     tables = [table.with_results(results) for table in paper_tables(folder)]
-    overview = _overview(tables)
-    shown_tables = [_section(table, results) for table in tables]
-    place = overview.headings.index("measured")
-    linked = tuple(
-        (*row[:place], f"[{row[place]}](#{anchor(table['heading'])})", *row[place + 1 :])
-        for row, table in zip(overview.rows, shown_tables, strict=True)
-    )
-    listed = table_markdown(replace(overview, rows=linked))
-    values = {"title": TITLE, "overview": listed, "tables": shown_tables}
-    markdown = page("paper_tables.md", values) + "\n"
-    return PaperPage(markdown, html_page(TITLE, markdown_html(markdown)), overview)
-
-
-def _models(table: PaperTable) -> str:
-    return "; ".join(dict.fromkeys(ours.backbones for ours in table.ours)) or DASH
-
-
-def _overview(tables: Sequence[PaperTable]) -> Table:
-    rows = [
-        (table.label, table.title, _in_the_paper(table), _measured(table), _models(table))
-        for table in tables
-    ]
-    headings = ("label", "table", "in the paper", "measured", "ours, on")
-    return Table(headings, tuple(rows), left=tuple(range(len(headings))))
-
-
-def _measured(table: PaperTable) -> str:
-    if table.kind == "configuration":
-        return "in recipes"
-    return ("in part" if table.not_run else "measured") if table.ours else "not run"
-
-
-def _in_the_paper(table: PaperTable) -> str:
-    if table.kind != "figures":
-        return KINDS[table.kind].replace(";", ",").partition(",")[0]
-    cells = [(row, *pair) for row in table.rows for pair in zip(table.names, row, strict=True)]
-    marks = [table.marks(row, name) for row, name, cell in cells if isinstance(cell, int | float)]
-    unsound = sum(map(bool, marks))
-    return f"{len(marks)} figures" + (f", {unsound} †" if unsound else "")
-
-
-def _section(table: PaperTable, results: Path) -> Report:
-    """Return what the page's template shows of one table."""
-    ours = [
-        {"of": own, "table": table_markdown(own.table(results)), "limits": own.limits(results)}
-        for own in table.ours
-    ]
-    kind = "" if table.kind == "figures" else KINDS[table.kind]
-    printed = table_markdown(_printed(table)) if table.rows else ""
-    heading = f"{table.label}: {table.title}"
-    return {"heading": heading, "of": table, "kind": kind, "printed": printed, "ours": ours}
-
-
-def _printed(table: PaperTable) -> Table:
-    """Return the paper's table, with a mark at each figure that does not hold."""
-
-    def cell(row: tuple[Cell, ...], value: Cell, column: PrintedColumn) -> str:
-        if value is None:
-            return DASH
-        marks = "".join(f" †{n + 1}" for n in table.marks(row, column.name))
-        spec = "," if column.digits is None else f",.{column.digits}f"
-        return (value if isinstance(value, str) else formatted(value, spec)) + marks
-
-    return Table(
-        tuple(f"{one.name} ({one.unit})" if one.unit else one.name for one in table.columns),
-        tuple(
-            tuple(cell(row, *pair) for pair in zip(row, table.columns, strict=True))
-            for row in table.rows
-        ),
-        left=tuple(n for n, column in enumerate(table.columns) if column.digits is None),
-    )
+    values = {"tables": tables, "results": results, "kinds": KINDS, "markdown": table_markdown}
+    return page("paper_tables.md", values) + "\n"

@@ -240,13 +240,11 @@ def _block(block: str) -> str:
     return " ".join(block.split()) if _PROSE.match(block) else block.strip("\n")
 
 
-def html_page(title: str, body: Markup) -> str:
-    """Return an HTML page in one file: tables sort and filter, nothing is fetched."""
-    return html("page.html", {"title": title, "body": body})
-
-
 def html(template: str, values: Mapping[str, Any]) -> str:
-    """Return an HTML page; values are escaped, :class:`markupsafe.Markup` is not."""
+    """Return an HTML page in one file: tables sort and filter, nothing is fetched.
+
+    Values are escaped, :class:`markupsafe.Markup` is not.
+    """
     script = (TEMPLATES / "tables.js").read_text(encoding="utf-8")
     digest = b64encode(sha256(script.encode()).digest()).decode()
     assets = {
@@ -258,17 +256,7 @@ def html(template: str, values: Mapping[str, Any]) -> str:
 
 
 def markdown_html(text: str) -> Markup:
-    """Return Markdown as HTML; HTML inside the Markdown is shown as text.
-
-    Tables can be scrolled, and headings of the second order have the anchors that GitHub gives.
-    """
+    """Return Markdown as HTML; HTML in it is shown as text, and tables can be scrolled."""
     html = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     html = html.replace("<table>", '<div class="scroll"><table>')
-    html = html.replace("</table>", "</table></div>")
-    html = re.sub(r"<h2>(.*?)</h2>", lambda h: f'<h2 id="{anchor(h[1])}">{h[1]}</h2>', html)
-    return Markup(html)  # noqa: S704  # the parser escapes
-
-
-def anchor(heading: str) -> str:
-    """Return the name that GitHub gives to a heading, for links."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    return Markup(html.replace("</table>", "</table></div>"))  # noqa: S704  # the parser escapes

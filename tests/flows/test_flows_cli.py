@@ -40,19 +40,6 @@ def flows(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-def test_report_of_the_papers_tables_is_what_is_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UMIM_ROOT", str(tmp_path))
-    done = flows("report", "--tables", "--json")
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    committed = RESULTS / "paper-tables.md"
-    assert Path(found["markdown"]).read_bytes() == committed.read_bytes()
-    assert re.search(r"<h2[^>]*>tab:ppl", Path(found["html"]).read_text("utf-8"))
-    assert {"label": "tab:ppl"}.items() <= found["tables"][1].items()
-
-
 def test_recipes_are_listed_a_line_each_that_fits_a_terminal() -> None:
     lines = flows("recipes").stdout.splitlines()
     assert {line.split()[0] for line in lines} >= {"embedded", "tables/humaneval-smollm2"}

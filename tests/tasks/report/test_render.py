@@ -17,7 +17,6 @@ from tasks.report.render import (
     columns_table,
     environment,
     formatted,
-    html_page,
     markdown_html,
     table_text,
 )
@@ -76,10 +75,9 @@ def test_a_column_is_of_text_if_any_row_of_it_is() -> None:
 
 def test_html_in_markdown_is_shown_as_text_and_tables_scroll() -> None:
     made = markdown_html("## Of <b>: x\n\n<script>x</script>\n\n| a |\n| --: |\n| <i> |\n")
-    assert '<h2 id="of-ltbgt-x">Of &lt;b&gt;: x</h2>' in made
+    assert "<h2>Of &lt;b&gt;: x</h2>" in made
     assert "<script>" not in made and "&lt;i&gt;" in made
     assert '<div class="scroll"><table>' in made
-    assert "<title>a &lt; b</title>" in html_page("a < b", made)
 
 
 def test_a_wide_table_is_shown_in_parts_of_a_hundred_columns() -> None:
