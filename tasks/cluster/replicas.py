@@ -29,7 +29,7 @@ from umim_core.errors import ClusterError, ConfigError, MissingExtraError, requi
 from umim_core.serving.guard import ServerMetrics
 from umim_core.serving.local_engine import BatchSizes, Event, LocalEngine, Served
 from umim_core.serving.openai_api import AnyBody, try_later
-from umim_core.serving.tool_calls import CallForm, Calls
+from umim_core.serving.tool_calls import Calls
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -85,8 +85,8 @@ class EngineReplica:
         if not self._engine.runs:
             raise ClusterError("the engine of a replica must run", "it has stopped")
 
-    def described(self) -> tuple[str, int | None, CallForm | None]:
-        return self._engine.name, self._engine.positions, self._engine.call_form
+    def described(self) -> tuple[str, int | None, frozenset[str] | None]:
+        return self._engine.name, self._engine.positions, self._engine.call_marks
 
     async def events(
         self, body: AnyBody, calls: Calls | None, merging: bool, new_tokens: int
@@ -105,11 +105,11 @@ class ReplicatedEngine:
         handle: DeploymentHandle[Any],
         name: str,
         positions: int | None,
-        call_form: CallForm | None,
+        call_marks: frozenset[str] | None,
     ) -> None:
         self._handle = handle.options(stream=True)
         self._ended = False
-        self.name, self.positions, self.call_form = name, positions, call_form
+        self.name, self.positions, self.call_marks = name, positions, call_marks
         self.metrics = ServerMetrics()
 
     def end(self) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +22,7 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.serving.openai_api import ChatPrompt
-from umim_core.serving.tool_calls import CallForm, Calls, Reply
-from umim_core.text import template_process
+from umim_core.serving.tool_calls import Calls, Reply, call_marks
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -183,22 +180,8 @@ def test_what_a_models_template_cannot_write_is_refused(
             assert post(url, CHAT, messages=[USER], tools=[], max_tokens=1).status_code == 200
 
 
-FORM = CallForm(None, frozenset())
-# As transformers has it for Qwen.
-QWEN: dict[str, Any] = {
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "tool_calls": {
-            "open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True,
-            "content": "json", "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close_pattern": r"\s*<\|im_end\|>", "content": "text"},
-    },
-}  # fmt: skip
-
-
-def read(pieces: list[str], form: CallForm = FORM) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    calls = Calls.of(ChatPrompt.model_validate({"messages": [USER], "tools": TOOLS}), form)
+def read(pieces: list[str]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    calls = Calls.of(ChatPrompt.model_validate({"messages": [USER], "tools": TOOLS}), frozenset())
     assert calls is not None
     reply, content, found = Reply(calls), "", list[dict[str, Any]]()
     for number, text in enumerate(pieces):
@@ -251,26 +234,4 @@ CALLS = "<tool_call>{{ messages }}</tool_call>"
 def test_a_template_says_how_calls_look(template: Any, known: bool) -> None:
     tokenizer = load_tokenizer("umim-docs-llama")
     tokenizer.chat_template = template
-    assert (CallForm.of(tokenizer) is not None) == known
-
-
-def test_a_response_template_says_how_a_reply_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = load_tokenizer("umim-docs-llama")
-    tokenizer.response_template = QWEN
-    form = CallForm.of(tokenizer)
-    assert form is not None and form.template == QWEN
-    assert read(["I see.\n", call("add", x=1), call("stop")], form) == (
-        "I see.", [("add", {"x": 1}), ("stop", {})],
-    )  # fmt: skip
-    for text in ("Fine.", "a <tool_call>{", call("delete")):
-        assert read([text], form) == (text, [])
-    shown = CallForm(QWEN, frozenset({"<tool_call>"}))  # special tokens, which others never see
-    assert read(["a <tool_call>{"], shown) == ("a {", [])
-    program = tmp_path / "python"  # a pattern that does not end is ended by the timer
-    program.write_text("#!/bin/sh\nread request\nkill -PROF $$\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(template_process, "_writers", {})
-    monkeypatch.setattr(sys, "executable", str(program))
-    assert read(["a" * 60], form) == ("a" * 60, [])
+    assert (call_marks(tokenizer) is not None) == known

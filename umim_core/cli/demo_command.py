@@ -182,10 +182,10 @@ def _compare(umim: UMIM, pairs: int, say: Callable[[str], None]) -> dict[str, ob
 
 def _reading(umim: UMIM) -> _Reading:
     """Return tools for a checkpoint that merges them and a model that calls them, or a document."""
-    from umim_core.serving.tool_calls import CallForm
+    from umim_core.serving.tool_calls import call_marks
 
     roles = umim.checkpoint.config.roles
-    if "tools" in roles and CallForm.of(umim.backbone.require_tokenizer()) is not None:
+    if "tools" in roles and call_marks(umim.backbone.require_tokenizer()) is not None:
         return _Reading("tools", _TODAY, json.loads(_TOOLS.read_bytes()), " ", _REQUESTS, 64)
     asking = "\n\nAnswer in one short sentence: "
     return _Reading("document", _document(umim), None, asking, _QUESTIONS, 24)

@@ -16,7 +16,7 @@ from umim_core.serving import guard
 from umim_core.serving import openai_api as api
 from umim_core.serving.local_engine import Event, Started
 from umim_core.serving.prompt_reader import Lanes
-from umim_core.serving.tool_calls import CallForm, Calls, Reply
+from umim_core.serving.tool_calls import Calls, Reply
 
 
 class AnswerEngine(Protocol):
@@ -24,7 +24,7 @@ class AnswerEngine(Protocol):
 
     name: str
     positions: int | None  # most tokens of a prompt and its answer; None for no bound
-    call_form: CallForm | None  # None where it is not known how the model calls tools
+    call_marks: frozenset[str] | None  # ``tool_calls.call_marks``
     metrics: guard.ServerMetrics
 
     def life(self) -> AbstractAsyncContextManager[None]:
@@ -78,7 +78,7 @@ class EngineServer(guard.ApiServer):
             rule, remedy = f"at most {most} tokens may be asked for", "or raise --max-new-tokens."
             name = "max_tokens" if body.new_tokens == body.max_tokens else "max_completion_tokens"
             raise api.bad_field(name, rule, body.new_tokens, f"Ask for fewer, {remedy}")
-        calls = Calls.of(body, self.engine.call_form) if isinstance(body, api.ChatBody) else None
+        calls = Calls.of(body, self.engine.call_marks) if isinstance(body, api.ChatBody) else None
         answer = api.Answer(path == api.CHAT, self.engine.name, partial(Reply, calls))
         events = self.engine.events(body, calls, guard.merging_wanted(request), most)
         documents = self._documents(body, events, answer)

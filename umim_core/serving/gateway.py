@@ -32,7 +32,7 @@ from umim_core.serving import guard
 from umim_core.serving import openai_api as api
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.serving.prompt_reader import PromptReader
-from umim_core.serving.tool_calls import CallForm, Calls, Reply
+from umim_core.serving.tool_calls import Calls, Reply, call_marks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -85,8 +85,8 @@ class Gateway(guard.ApiServer):
         super().__init__(guard.ServerMetrics(), limits)
         self._reader = PromptReader(tokenizer, merger.roles)
         self._merger = merger
-        form = CallForm.of(tokenizer)
-        self._call_form = None if form is None or form.shown else form  # engines show none
+        # Engines show no special token: marks that are some would be lost.
+        self._call_marks = None if (marks := call_marks(tokenizer)) else marks
         self._models: dict[str, int | None] = {}  # how many tokens each has room for, if it says so
         self._known_until = 0.0
         first, count = merger.vocab_size, len(merger.rules)
@@ -194,7 +194,7 @@ class Gateway(guard.ApiServer):
             return None, None, "prompt" if texts else ""  # several, each with an answer of its own
         try:
             chat = _Chat.model_validate(document)
-            return chat, Calls.of(chat, self._call_form), ""
+            return chat, Calls.of(chat, self._call_marks), ""
         except ValidationError as error:
             return None, None, str(error.errors()[0]["loc"][0])
         except api.ApiError:  # the engine may know more, or say why not

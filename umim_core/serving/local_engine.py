@@ -43,7 +43,7 @@ from umim_core.rules.matcher import PromptIds
 from umim_core.serving import openai_api as api
 from umim_core.serving.guard import ServerMetrics
 from umim_core.serving.prompt_reader import PromptReader
-from umim_core.serving.tool_calls import CallForm, Calls
+from umim_core.serving.tool_calls import Calls, call_marks
 from umim_core.text.roles import USER, Role
 from umim_core.text.text_stream import TextStream
 
@@ -147,7 +147,7 @@ class LocalEngine:
         rule, remedy = "a served model needs a fast tokenizer", "Convert it to a tokenizer.json."
         require(fast, ConfigError, rule, kind, remedy)
         self.name, self.positions = served.name, served.backbone.max_positions
-        self.call_form, self.metrics = CallForm.of(tokenizer), ServerMetrics()
+        self.call_marks, self.metrics = call_marks(tokenizer), ServerMetrics()
         self._served, self._sizes = served, sizes
         # No request could do what the model's own settings name and no option changes.
         for temperature in (0, None):
@@ -200,7 +200,7 @@ class LocalEngine:
         try:
             prompt = await self._prompt(body, merge, calls)
             options = self._options(body, merge, new_tokens)
-            marks = calls.form.shown if calls else frozenset[str]()
+            marks = calls.marks if calls else frozenset[str]()
             job = Job(prompt, options, body.new_tokens is None, tuple(body.stop), marks, deliver)
             self._submit(job)
         except UmimError as error:

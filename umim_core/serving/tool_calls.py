@@ -4,9 +4,8 @@ r"""Calls of tools in what a model writes, as OpenAI's interface says them.
     content  "Let me see."       tool_calls  f, '{"x": 1}'
 
 Templates of Qwen and Hermes teach these marks; a reply that is JSON of calls alone counts, too, as
-small models (Qwen 2.5 Coder) leave them out. Where a tokenizer has a response template of
-transformers, that one says how a reply is read, when it is whole. What is no call of a tool that
-the request offers stays content.
+small models (Qwen 2.5 Coder) leave them out. What is no call of a tool that the request offers
+stays content.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from umim_core.errors import GenerationError
 from umim_core.serving.openai_api import ChatPrompt, bad_field
-from umim_core.text.template_process import parse_reply, template_for
+from umim_core.text.template_process import template_for
 from umim_core.text.text_stream import begun
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -33,37 +31,29 @@ _OTHER: Final = "<function="  # XML within the marks, of Qwen 3 Coder
 _MOST: Final = 1 << 16  # characters of a call
 
 
-@dataclass(frozen=True)
-class CallForm:
-    template: dict[str, Any] | None  # its tokenizer's response template; None for the marks
-    shown: frozenset[str]  # special tokens that must be shown to find calls
+def call_marks(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | None:
+    """Return the marks that are special tokens, which must be shown to find calls.
 
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> CallForm | None:
-        """Return the form of a tokenizer's chat template; None where it is not known."""
-        template, chat = tokenizer.response_template, template_for(tokenizer, with_tools=True)
-        marks = json.dumps(template, ensure_ascii=False)
-        if not isinstance(template, dict):
-            template, marks = None, _OPEN + _CLOSE
-            if not chat or _OPEN not in chat or _CLOSE not in chat or _OTHER in chat:
-                return None
-        special = set[str]()
-        if isinstance(tokenizer, PreTrainedTokenizerFast):
-            added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
-            special = {token.content for token in added if token.special}
-        ends = {tokenizer.eos_token, tokenizer.pad_token}
-        return cls(template, frozenset(token for token in special - ends if token in marks))
+    None where the chat template teaches other marks, or none.
+    """
+    chat = template_for(tokenizer, with_tools=True)
+    if not chat or _OPEN not in chat or _CLOSE not in chat or _OTHER in chat:
+        return None
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return frozenset()
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+    return frozenset({_OPEN, _CLOSE} & {token.content for token in added if token.special})
 
 
 @dataclass(frozen=True)
 class Calls:
-    form: CallForm
+    marks: frozenset[str]  # as ``call_marks`` says
     tools: list[dict[str, Any]]
     begun: str  # what replies begin with, written behind the prompt: a call that must come
     single: bool  # whether a reply has one call at most
 
     @classmethod
-    def of(cls, asked: ChatPrompt, form: CallForm | None) -> Calls | None:
+    def of(cls, asked: ChatPrompt, marks: frozenset[str] | None) -> Calls | None:
         """Return what a request says of calls; None where there are to be none."""
         choice = asked.tool_choice
         named = choice.function.name if choice.function else None
@@ -73,22 +63,17 @@ class Calls:
             if must:
                 raise bad_field("tool_choice", "tool_choice needs tools", "none", "Add tools.")
             return None
-        if form is None:
-            rule = "tools need a model whose template says how it calls them, in "
-            rule += f"{_OPEN} and JSON, or whose tokenizer has a response template"
+        if marks is None:
+            rule = f"tools need a model whose template says that it calls them in {_OPEN} and JSON"
             remedy = "Leave them out, or serve another model."
             raise bad_field("tools", rule, "another one", remedy)
         names = {tool["function"]["name"] for tool in tools}
         if choice.type == "function" and named not in names:
             raise bad_field("tool_choice", "tool_choice must name one of the tools", named)
-        if must and form.template is not None:
-            rule = "tool_choice must be auto or none with this model"
-            remedy = "Its form of calls is not one that a reply can be begun in."
-            raise bad_field("tool_choice", rule, "another choice", remedy)
         begun = _OPEN + '\n{"name": "' if must else ""
         if named is not None:
             begun += json.dumps(named, ensure_ascii=False)[1:] + ', "arguments":'
-        return cls(form, tools, begun, not asked.parallel_tool_calls)
+        return cls(marks, tools, begun, not asked.parallel_tool_calls)
 
 
 class Reply:
@@ -112,8 +97,6 @@ class Reply:
     def _read(self, piece: str, end: bool, asked: Calls) -> str:
         """Return what is certain to be text, and keep calls that are whole now."""
         self._held += piece
-        if asked.form.template is not None:
-            return self._parsed(asked, asked.form.template) if end else ""
         start = self._held.lstrip()
         may_be = _FENCE.startswith(start) or _LIST.fullmatch(start)
         if self._bare is None and (end or not may_be):
@@ -149,25 +132,6 @@ class Reply:
             content += self._held[:at].rstrip() if is_call else self._held[:size]
             self._held, self._searched = self._held[size:], 0
         return "" if end and self.calls and not content.strip() else content
-
-    def _parsed(self, asked: Calls, template: dict[str, Any]) -> str:
-        """Return the text of a whole reply, read by a response template, and keep its calls."""
-        text, self._held = self._held, ""
-        plain = text
-        for mark in asked.form.shown:
-            plain = plain.replace(mark, "")
-        try:
-            message = parse_reply(text, template, asked.tools)
-        except GenerationError:
-            return plain
-        found = message.get("tool_calls")
-        calls = found if isinstance(found, list) else []
-        if not self._tell(
-            [one.get("function") if isinstance(one, dict) else None for one in calls], asked
-        ):
-            return plain
-        content = message.get("content")
-        return content if isinstance(content, str) else ""
 
     def _tell(self, values: Sequence[object], asked: Calls) -> bool:
         """Keep values as calls if there are any and all are of tools that are offered."""

@@ -1,4 +1,4 @@
-"""Templates of chats and replies, run by a process of their own (``template_worker``).
+"""Templates of chats, run by a process of their own (``template_worker``).
 
 The process is started when it is first needed and serves until it ends, or until this one does.
 """
@@ -73,23 +73,10 @@ def rendered(
             "names": tokenizer.special_tokens_map,
         }
     )
-    return str(_asked(line, "chats")["text"])
-
-
-def parse_reply(
-    text: str, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return a reply as a message, read by transformers by a tokenizer's response template."""
-    line = as_json({"template": template, "reply": text, "tools": tools})
-    return dict(_asked(line, "replies")["message"])
-
-
-def _asked(line: str, what: str) -> dict[str, Any]:
-    """Ask a process for chats or for replies: a server reads these where no long chat may wait."""
-    answer = _writers.setdefault((os.getpid(), what), _Writer()).ask(line)
+    answer = _writers.setdefault(os.getpid(), _Writer()).ask(line)
     if "error" in answer:
         raise _unwritable(answer["error"])
-    return answer
+    return str(answer["text"])
 
 
 def as_json(value: object) -> str:
@@ -176,5 +163,4 @@ class _Writer:
         return process.returncode
 
 
-# By process, as one that was forked has no pipes of its own, and by what it is asked for.
-_writers: Final[dict[tuple[int, str], _Writer]] = {}
+_writers: Final[dict[int, _Writer]] = {}  # by process: one that was forked has no pipes of its own

@@ -3,8 +3,7 @@
 A template is code of whoever made the model: it may loop for ever, or double a text until memory is
 gone, in ways that no check of its text finds. Here the kernel ends it: a timer of processor time,
 which others do not use up, and a bound on the process's memory. One JSON request per line,
-``{"template", "messages", "tools", "names"}`` or ``{"template", "reply", "tools"}``, one JSON
-answer per line, ``{"text"}``, ``{"message"}`` or ``{"error"}``.
+``{"template", "messages", "tools", "names"}``, one JSON answer, ``{"text"}`` or ``{"error"}``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import sys
 from typing import Any, Final
 
 from jinja2 import TemplateError
-from transformers.utils.chat_parsing import parse_response
 from transformers.utils.chat_template_utils import render_jinja_template
 
 _SECONDS: Final = 4  # of processor time
@@ -40,9 +38,6 @@ def _answer(line: bytes) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
     try:
         request = json.loads(line)
-        if "reply" in request:
-            template, tools = request["template"], request["tools"]
-            return {"message": parse_response(request["reply"], template, prefix="", tools=tools)}
         rendered: Any = render_jinja_template(  # whose annotation is wrong
             [request["messages"]],
             tools=request["tools"],
