@@ -18,7 +18,7 @@ import httpx
 from starlette.applications import Starlette
 
 from support.processes import ROOT
-from umim_core.serving.connections import BoundedServer, Connection
+from umim_core.serving.connections import BoundedServer
 
 CHATML: Final = """{% if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -56,11 +56,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def in_thread(
-    app: Starlette, port: int = 0, connection: type[Connection] = Connection
-) -> Iterator[str]:
+def in_thread(app: Starlette, port: int = 0) -> Iterator[str]:
     """Serve an application on a free port of loopback; give its address."""
-    server = BoundedServer(app, "127.0.0.1", port, connection)
+    server = BoundedServer(app, "127.0.0.1", port)
     thread = Thread(target=server.run, daemon=True)
     thread.start()
     end = time.monotonic() + _SECONDS

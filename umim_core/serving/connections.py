@@ -15,7 +15,7 @@ import logging
 import os
 import resource
 import socket
-import time
+from types import FrameType
 from typing import Any, Final
 
 import uvicorn
@@ -26,11 +26,12 @@ from umim_core.serving.guard import error_response
 from umim_core.serving.openai_api import try_later
 
 _GRACE_SECONDS: Final = 30
+_HEAD_SECONDS: Final = 30.0  # until the head of a request must have come
+_WRITE_SECONDS: Final = 30.0  # until a reader must have taken a part of its answer
 _MOST: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 8
 _QUEUE: Final = 512
 _OTHER_FILES: Final = 64  # the program's own
-_BETWEEN_REPORTS: Final = 60.0  # seconds
 _log: Final = logging.getLogger("umim.serve")
 
 
@@ -41,14 +42,10 @@ def most_connections() -> int:
 
 
 class Connection(H11Protocol):
-    head_seconds = 30.0  # until the head of a request must have come
-    write_seconds = 30.0  # until a reader must have taken a part of its answer
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._waiting: asyncio.TimerHandle | None = None  # for a head
-        self._stuck: asyncio.TimerHandle | None = None
         self.idle_since = self.loop.time()
+        self._stuck_since: float | None = None  # while nothing more may be written
 
     @property
     def idle(self) -> bool:
@@ -58,7 +55,6 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, for another one if there are too many."""
         super().connection_made(transport)
-        self._waiting = self.loop.call_later(self.head_seconds, self._no_head)
         most = most_connections()
         if len(self.connections) <= most:
             return
@@ -75,88 +71,37 @@ class Connection(H11Protocol):
             refused = try_later("overloaded", f"at most {most} connections may be open", "more")
             self.app = error_response(refused)
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.idle and self._waiting is None:
-            self._waiting = self.loop.call_later(self.head_seconds, self._no_head)
-        elif not self.idle:
-            self._end(self._waiting)
-            self._waiting = None
-
     def on_response_complete(self) -> None:
         self.idle_since = self.loop.time()
         super().on_response_complete()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end(self._waiting, self._stuck)
-        super().connection_lost(exc)
-
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stuck = self.loop.call_later(self.write_seconds, self._unread)
+        self._stuck_since = self.loop.time()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._end(self._stuck)
+        self._stuck_since = None
 
-    def _end(self, *timers: asyncio.TimerHandle | None) -> None:
-        for timer in timers:
-            if timer is not None:
-                timer.cancel()
-
-    def _no_head(self) -> None:
-        self._waiting = None
-        if self.idle:
+    def close_if_overdue(self) -> None:
+        now = self.loop.time()
+        if self._stuck_since is not None and now - self._stuck_since > _WRITE_SECONDS:
+            _log.warning("a reader took nothing of its answer for %g s", _WRITE_SECONDS)
             self.transport.abort()
-
-    def _unread(self) -> None:
-        _log.warning("a reader took nothing of its answer for %g s", self.write_seconds)
-        self.transport.abort()
-
-
-class _Seldom(logging.Filter):
-    """Lets asyncio say once a minute that it cannot accept, not a thousand times a second."""
-
-    said = -_BETWEEN_REPORTS
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if "socket.accept()" not in record.getMessage():
-            return True
-        if time.monotonic() - self.said < _BETWEEN_REPORTS:
-            return False
-        self.said = time.monotonic()
-        return True
-
-
-_seldom: Final = _Seldom()
+        elif self.idle and now - self.idle_since > _HEAD_SECONDS:
+            self.transport.abort()
 
 
 class BoundedServer(uvicorn.Server):
     """A server of an application whose connections are bounded; answers have 30 s to end."""
 
-    def __init__(
-        self, app: Starlette, host: str, port: int, connection: type[Connection] = Connection
-    ) -> None:
+    def __init__(self, app: Starlette, host: str, port: int) -> None:
         config = uvicorn.Config(
-            app, host=host, port=port, http=connection, log_config=None, access_log=False,
+            app, host=host, port=port, http=Connection, log_config=None, access_log=False,
             server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
             backlog=_ACCEPTED_AT_ONCE,
         )  # fmt: skip
         super().__init__(config)
-        logging.getLogger("asyncio").addFilter(_seldom)
-
-    def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve; after a second Ctrl-C no traceback is logged for each answer that was cut."""
-
-        def wanted(_: logging.LogRecord) -> bool:
-            return not self.force_exit
-
-        log = logging.getLogger("uvicorn.error")
-        log.addFilter(wanted)
-        try:
-            super().run(sockets)
-        finally:
-            log.removeFilter(wanted)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen with a longer queue than asyncio accepts at once, uncounted by connections."""
@@ -164,3 +109,16 @@ class BoundedServer(uvicorn.Server):
         for listening in (listener for server in self.servers for listener in server.sockets):
             with socket.socket(fileno=os.dup(listening.fileno())) as same:
                 same.listen(_QUEUE)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections that are overdue, ten times a second."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.close_if_overdue()
+        return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Exit; after a second Ctrl-C no traceback is logged for each answer that is cut."""
+        super().handle_exit(sig, frame)
+        if self.force_exit:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
