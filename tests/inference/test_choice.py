@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import Mock
-
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -141,18 +139,6 @@ def test_a_criterion_ends_each_row_by_its_raw_ids() -> None:
 def test_a_request_that_takes_too_long_ends() -> None:
     [row] = plain().generate([[1]], settings(80, max_time=1e-9)).rows
     assert (len(row.ids), row.stop_reason) == (1, "criteria")
-
-
-def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None:
-    engine, ours, theirs = plain(), Mock(), Mock()
-    engine.generate([[1, 2, 3]], settings(5, streamer=ours))
-    model = engine.backbone.model
-    written_by_transformers(model, [1, 2, 3], 5, do_sample=False, streamer=theirs)
-    calls = [
-        [(name, [ids.tolist() for ids in given]) for name, given, _ in streamer.mock_calls]
-        for streamer in (ours, theirs)
-    ]
-    assert calls[0] == calls[1] and len(calls[0]) == 7
 
 
 def test_a_row_without_a_finite_score_is_refused() -> None:

@@ -6,15 +6,12 @@ import math
 from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerFast, TextStreamer
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from support.engine_matrix import (
     CHEAP,
@@ -27,11 +24,10 @@ from support.engine_matrix import (
     settings,
 )
 from support.merged_models import fresh_model
-from support.tiny_models import SIZES, tiny_model, word_tokenizer
+from support.tiny_models import tiny_model
 from umim_core import UMIM
-from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError, UmimError
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import DEFAULT_TOP_K, GenerateOptions
@@ -90,12 +86,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"decode_max_damage": 0.2}, r"rules without prices\. Measure them: umim prune"),
     ({"span_eviction": -1, "merge": "none"}, "span_eviction: it should be .* 0; got -1"),
     ({"span_eviction": 2, "merge": "all"}, "reads prompt and generated tokens raw; got merge"),
-    ({"overlong": "extend"}, "overlong: it should be .refuse. or .truncate."),
     ({"logprobs": -1}, "logprobs: it should be .* 0; got -1"),
     ({"logprobs": 99}, "logprobs must lie between 0 and"),
     ({"logits_processor": print}, "logits_processor: it should be a valid list"),
     ({"stopping_criteria": print}, "stopping_criteria: it should be a valid list"),
-    ({"streamer": SimpleNamespace(put=5, end=6)}, r"with put\(\) and end\(\); got namespace"),
     ({"observer": 5}, "observer: it should be callable; got 5"),
     ({"past": "state"}, "past must be a state or a prefix; got str"),
     ({"options": {"seed": 1}}, "options must be a GenerateOptions; got dict"),
@@ -111,12 +105,6 @@ def test_an_option_that_cannot_be_honoured_is_refused(
         tiny_umim.generate(TEXT, **options)
 
 
-def test_a_streamer_is_what_takes_ids_and_an_end(tiny_umim: UMIM) -> None:
-    for streamer in (SimpleNamespace(put=Mock(), end=Mock()), Mock()):
-        tiny_umim.generate(TEXT, streamer=streamer, max_new_tokens=2)
-        assert streamer.put.called and streamer.end.called
-
-
 def test_streams_are_any_sequence_of_numbers(tiny_umim: UMIM) -> None:
     sampled = {"do_sample": True, "seed": 1, "n": 3, "max_new_tokens": 3}
     pair = namedtuple("pair", "a b c")(0, 1, 2)
@@ -127,9 +115,6 @@ def test_streams_are_any_sequence_of_numbers(tiny_umim: UMIM) -> None:
 
 def test_a_stream_takes_one_row(tiny_umim: UMIM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(tiny_umim.stream(TEXT, max_new_tokens=2))  # no piece is empty
-    streamer = TextStreamer(tiny_umim.tokenizer)
-    with pytest.raises(UmimError, match="a streamer takes one row; got 2 rows"):
-        tiny_umim.generate([TEXT, TEXT], streamer=streamer)
     monkeypatch.setattr(tiny_umim, "engine", None)  # refused before the first forward
     for prompts, options in (([TEXT, TEXT], {}), (TEXT, {"n": 2, "do_sample": True})):
         with pytest.raises(UmimError, match="a stream is of one row; got 2 rows"):
@@ -243,61 +228,3 @@ def test_generated_tokens_merge_by_the_rules_under_a_bound(infix_free: bool) -> 
     for bound, rows in ((CHEAP, cheap), (-1.0, prompt), (CHEAP, cheap)):
         options = replace(SAMPLING, decode_max_damage=bound)
         assert engine.generate(prompts, options).rows == rows
-
-
-NEW = 5
-BOS = SIZES["vocab_size"] - 1
-ROOM = 64 - NEW + 1
-
-
-def ids_of(length: int) -> list[int]:
-    return np.random.default_rng(3).integers(1, BOS, length).tolist()
-
-
-def with_rules(backbone: Backbone, positions: UnitPositions = "compact") -> UMIM:
-    spans = product(range(1, BOS), range(1, BOS, 2))
-    model = fresh_model(backbone, spans, 0.2, unit_positions=positions)
-    return UMIM(backbone, Checkpoint.of(model))
-
-
-def test_what_leaves_no_room_is_refused_with_what_to_do(tiny_backbone: Backbone) -> None:
-    umim = with_rules(tiny_backbone)
-    with pytest.raises(GenerationError, match="overlong='truncate'"):
-        umim.generate(ids_of(ROOM + 1), merge="none", max_new_tokens=NEW)
-    with pytest.raises(GenerationError, match="64 positions"):
-        umim.generate([1, 2], max_new_tokens=65, overlong="truncate")
-
-
-def test_without_merging_the_last_tokens_are_kept(tiny_backbone: Backbone) -> None:
-    umim, ids = with_rules(tiny_backbone), ids_of(150)
-    options = {"merge": "none", "max_new_tokens": NEW, "overlong": "truncate"}
-    output = umim.generate(ids, **options)
-    assert list(output.prompt_ids[0]) == ids[-ROOM:]
-    assert output == umim.generate(ids[-ROOM:], **options)
-    assert umim.generate(ids[:9], **options).prompt_ids[0] == tuple(ids[:9])
-
-
-@pytest.mark.parametrize("positions", ["compact", "preserved"])
-def test_leading_units_are_dropped_whole(tiny_llama: Backbone, positions: UnitPositions) -> None:
-    umim, ids = with_rules(tiny_llama, positions), ids_of(150)
-    output = umim.generate([ids, ids[:8]], merge="all", max_new_tokens=NEW, overlong="truncate")
-    kept = list(output.prompt_ids[0])
-    assert kept == ids[-len(kept) :]
-    starts, lengths = umim.matcher.segment(np.array(ids))
-    assert len(ids) - len(kept) in starts.tolist()
-    after = umim.matcher.segment(np.array(kept))[1].tolist()
-    assert after == lengths[-len(after) :].tolist() and max(after) > 1
-    assert (len(after) if positions == "compact" else len(kept)) in (ROOM, ROOM - 1)
-    assert (len(kept) > ROOM) == (positions == "compact")
-    assert output.prompt_ids[1] == tuple(ids[:8])
-    assert output.ids[0] == umim.generate(kept, merge="all", max_new_tokens=NEW).ids[0]
-
-
-def test_a_bos_in_front_stays() -> None:
-    tokenizer = word_tokenizer(["<eos>", *(f"w{i}" for i in range(1, BOS + 1))])
-    tokenizer.bos_token = f"w{BOS}"
-    ids = [BOS, *ids_of(150)]
-    output = with_rules(wrap_backbone(tiny_model(), tokenizer)).generate(
-        ids, merge="none", max_new_tokens=NEW, overlong="truncate"
-    )
-    assert list(output.prompt_ids[0]) == [BOS, *ids[-ROOM + 1 :]]

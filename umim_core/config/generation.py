@@ -9,8 +9,6 @@ from typing import Literal
 from umim_core.config.form import Merge
 from umim_core.text.roles import Role
 
-Overlong = Literal["refuse", "truncate"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlainOptions:
@@ -56,9 +54,6 @@ class PlainOptions:
             column of the cache once it is so many tokens old. None keeps all; above a merge depth
             of 0 the layers below it may evict what others merge. Not with ``past``, and the
             output's state cannot be continued.
-        overlong: What becomes of a prompt that does not fit the context with its new tokens:
-            ``refuse``, or ``truncate`` (leading units are dropped, a BOS stays; not where a turn
-            is continued).
         logprobs: Report the log-probability of each token, and so many of the most probable ids.
             None reports neither.
     """
@@ -82,5 +77,4 @@ class PlainOptions:
     roles: Sequence[Role] | None = None
     decode_max_damage: float | None = None
     span_eviction: int | None = None
-    overlong: Overlong = "refuse"
     logprobs: int | None = None

@@ -35,7 +35,6 @@ from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.prompts import (
     Prompts,
     TokenPrompt,
-    cut_left,
     positions_taken,
     read_prompts,
 )
@@ -235,8 +234,6 @@ class Batch(Generic[C]):
             new = max(1, min(new, self._most_new_tokens(read)))
             options = replace(options, max_new_tokens=new)
             config = options.settings
-        if options.overlong == "truncate" and past is None:
-            read = cut_left(read, new, model)
         before = [()] * len(prompts) if past is None else past.fed_ids
         rows = [
             Row([*fed, *ids.tolist()], len(fed), len(ids), cut)
@@ -310,25 +307,17 @@ class Batch(Generic[C]):
         past: GenerationState | None = None,
     ) -> Generator[list[Row], None, tuple[list[Row], C, Timings]]:
         """Let rows join and step until they have ended; yield them after every step."""
-        seconds, began, streamer = list[float](), time.perf_counter(), options.streamer
+        seconds, began = list[float](), time.perf_counter()
         rows = self.join(prompts, options, past)
         columns = self._together(self._requests)
-        try:
-            if streamer is not None:
-                streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
-            while self._requests:
-                self.step()
-                for row in rows:
-                    if row.error is not None:
-                        raise row.error
-                if streamer is not None:
-                    streamer.put(torch.tensor([rows[0].raw[-1]]))  # type: ignore[no-untyped-call]
-                seconds.append(time.perf_counter() - began)
-                yield rows
-                began = time.perf_counter()
-        finally:
-            if streamer is not None:
-                streamer.end()  # type: ignore[no-untyped-call]
+        while self._requests:
+            self.step()
+            for row in rows:
+                if row.error is not None:
+                    raise row.error
+            seconds.append(time.perf_counter() - began)
+            yield rows
+            began = time.perf_counter()
         return rows, columns, Timings(seconds[0], sum(seconds[1:]))
 
     def leave(self, rows: Sequence[Row]) -> None:

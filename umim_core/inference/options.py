@@ -16,14 +16,12 @@ from functools import cached_property
 from typing import Annotated, Any, Final
 
 from annotated_types import Ge
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import check_merge, check_raw_tail
-from umim_core.config.generation import Overlong, PlainOptions
+from umim_core.config.generation import PlainOptions
 from umim_core.errors import GenerationError, did_you_mean, require
 from umim_core.inference.choice import (
     ON_IDS,
@@ -91,12 +89,6 @@ def _listed(value: object) -> object:
     return value
 
 
-def _streamer(value: object) -> object:
-    if value is None or all(callable(getattr(value, name, None)) for name in ("put", "end")):
-        return value
-    raise PydanticCustomError("streamer", "it should be an object with put() and end()")
-
-
 class _Types(BaseModel):
     """What options are, if they are given; transformers checks the others."""
 
@@ -113,10 +105,8 @@ class _Types(BaseModel):
     streams: Annotated[list[_Natural] | None, BeforeValidator(_listed)]
     logprobs: _Natural | None
     decode_max_damage: Annotated[float, Ge(-math.inf)] | None  # a number
-    overlong: Overlong
     logits_processor: list[Any] | None
     stopping_criteria: list[Any] | None
-    streamer: Annotated[Any, AfterValidator(_streamer)]
     observer: Callable[..., Any] | None
 
 
@@ -128,14 +118,12 @@ class GenerateOptions(PlainOptions):
         config: transformers' own settings; those down to ``n`` that are given override its own.
         logits_processor: Further processors, called per row with its raw ids [1, T].
         stopping_criteria: Further criteria, called per row with its raw ids [1, T].
-        streamer: transformers' streamer; one row only.
         observer: Called after every forward (``outputs.Forward``).
     """
 
     config: GenerationConfig | None = None
     logits_processor: LogitsProcessorList | None = None
     stopping_criteria: StoppingCriteriaList | None = None
-    streamer: BaseStreamer | None = None
     observer: Observer | None = None
 
     @classmethod
@@ -270,8 +258,6 @@ class GenerateOptions(PlainOptions):
         rule = "num_return_sequences must be 1, or more with do_sample"
         _need(fits, rule, self.samples, "Sample, or ask for one.")
         rows = prompts * self.samples
-        rule, remedy = "a streamer takes one row", "Stream one prompt and one sample."
-        _need(self.streamer is None or rows == 1, rule, f"{rows} rows", remedy)
         streams = rows if self.streams is None else len(self.streams)
         rule = "streams must be integers of at least 0, one per row"
         remedy = "Give as many as prompts times samples."

@@ -65,34 +65,6 @@ def read_prompts(
     return Prompts(new, cuts, merged_model.backbone.device)
 
 
-def cut_left(prompts: Prompts, new_tokens: int, merged_model: MergedModel) -> Prompts:
-    """Drop the leading units that a backbone has no positions for; a BOS in front stays.
-
-    Matching from a unit border on gives the same units as matching the whole. Prompts that have no
-    room for a single unit stay as they are.
-    """
-    backbone = merged_model.backbone
-    if backbone.max_positions is None:
-        return prompts
-    room = backbone.max_positions - positions_taken(0, new_tokens)
-    bos = None if backbone.tokenizer is None else backbone.tokenizer.bos_token_id
-    rows, cuts = [], []
-    for ids, (starts, lengths) in zip(prompts.ids, prompts.cuts, strict=True):
-        needed = merged_model.positions_from(starts, len(ids), len(starts))
-        front = int(lengths[0] == 1 and int(ids[0]) == bos)
-        dropped = int((needed[front:] + front > room).sum()) if needed[0] > room else 0
-        first = front + dropped
-        if dropped and first < len(starts):
-            start = starts[first]
-            rows.append(np.concatenate([ids[:front], ids[start:]]))
-            moved = np.concatenate([starts[:front], starts[first:] - start + front])
-            cuts.append((moved, np.concatenate([lengths[:front], lengths[first:]])))
-        else:
-            rows.append(ids)
-            cuts.append((starts, lengths))
-    return Prompts(rows, cuts, backbone.device)
-
-
 def positions_taken(held: int, new_tokens: int) -> int:
     """Return the positions of a prompt and of its new tokens, of which the last is never fed."""
     return held + new_tokens - 1
@@ -104,6 +76,6 @@ def check_room(backbone: Backbone, positions: int, new_tokens: int) -> None:
         "prompt and new tokens",
         positions,
         ContextLengthError,
-        "Shorten the prompt, lower max_new_tokens, or use overlong='truncate'.",
+        "Shorten the prompt, or lower max_new_tokens.",
         f"{held} prompt positions + {new_tokens} new tokens",
     )
