@@ -352,8 +352,7 @@ SPOILT: list[tuple[Any, type[UmimError], str]] = [
     (other_table([[1, 2, -1, -1]] * 4, [2] * 4), ArtifactError, "spans .*sorted"),
     (other_table([[k, 9, 7, -1] for k in range(4)], [2] * 4), ArtifactError, "spans .*sorted"),
     (other_table([[*range(17)]] * 4, [17] * 4), ArtifactError, "must hold spans; got a rule must"),
-    *((other_table(*tensors), ArtifactError, r"needs ids \[K, N\] and lengths \[K\] of 2 to N")
-      for tensors in (
+    *((other_table(*tensors), ArtifactError, "must hold (4 )?spans") for tensors in (
           ([[1, 2]] * 4, [2.0] * 4, np.float32), ([[1, 2]] * 4, [[2]] * 4), ([1] * 4, [2] * 4),
           ([[[1], [2]]] * 4, [2] * 4), ([[1, 2]] * 4, [3] * 4), ([[1, 2]] * 4, [-1] * 4),
           ([[1, 2]] * 4, [2] * 3),

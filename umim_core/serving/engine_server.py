@@ -51,17 +51,10 @@ class EngineServer(guard.ApiServer):
     def life(self) -> AbstractAsyncContextManager[None]:
         return self.engine.life()
 
-    def _described(self) -> dict[str, Any]:
-        model = {"id": self.engine.name, "object": "model", "owned_by": "umim"}
-        return {**model, "created": self._began, "max_model_len": self.engine.positions}
-
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._described()]})
-
-    async def model(self, request: Request) -> Response:
-        if request.path_params["name"] != self.engine.name:
-            raise api.unknown_model(self.engine.name, request.path_params["name"])
-        return JSONResponse(self._described())
+        model = {"id": self.engine.name, "object": "model", "owned_by": "umim"}
+        model |= {"created": self._began, "max_model_len": self.engine.positions}
+        return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> Response:
         alive = await self.engine.alive()

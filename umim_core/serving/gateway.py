@@ -110,17 +110,9 @@ class Gateway(guard.ApiServer):
             yield
 
     async def models(self, request: Request) -> Response:
-        return _passed(await self._asked(request, "GET", api.MODELS))
-
-    async def model(self, request: Request) -> Response:
-        """Describe one model; not all engines have such a path."""
-        name, answer = request.path_params["name"], await self._asked(request, "GET", api.MODELS)
-        if answer.status_code != 200:
-            return _passed(answer)
-        models = {model.get("id"): model for model in _models_of(answer)}
-        if name not in models:
-            raise api.unknown_model(" or ".join(map(str, models)), name)
-        return JSONResponse(models[name])
+        answer = await self._asked(request, "GET", api.MODELS)
+        _models_of(answer)
+        return _passed(answer)
 
     async def health(self, request: Request) -> Response:
         return _passed(
@@ -232,7 +224,7 @@ class Gateway(guard.ApiServer):
         if now >= self._known_until:
             try:
                 answer = await self._asked(request, "GET", api.MODELS, until=until)
-                models = _models_of(answer) if answer.status_code == 200 else []
+                models = _models_of(answer)
             except api.ApiError:  # a request that needs the engine will say what is wrong
                 models = []
             self._models = {
@@ -419,6 +411,9 @@ def _document(content: bytes) -> dict[str, Any]:
 
 
 def _models_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    """Return the models that an engine lists, none where its answer is an error."""
+    if answer.status_code != 200:
+        return []
     models = _document(answer.content).get("data")
     if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
         raise _malformed("the engine must list its models")

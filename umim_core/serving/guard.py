@@ -272,10 +272,18 @@ class ApiServer(ABC):
         """Answer a chat or a completion, whole or streamed."""
 
     @abstractmethod
-    async def models(self, request: Request) -> Response: ...
+    async def models(self, request: Request) -> Response:
+        """List the models; with status 200 as OpenAI's interface does."""
 
-    @abstractmethod
-    async def model(self, request: Request) -> Response: ...
+    async def model(self, request: Request) -> Response:
+        """Describe one of the models; not all engines behind a gateway have such a path."""
+        listed = await self.models(request)
+        if listed.status_code != 200:
+            return listed
+        models = {model.get("id"): model for model in json.loads(listed.body)["data"]}
+        if (name := request.path_params["name"]) not in models:
+            raise api.unknown_model(" or ".join(map(str, models)), name)
+        return JSONResponse(models[name])
 
     @abstractmethod
     async def health(self, request: Request) -> Response: ...

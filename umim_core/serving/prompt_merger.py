@@ -62,19 +62,15 @@ class PromptMerger:
         try:
             tensors = load_file(path)
             table, lengths = tensors["ids"], tensors["lengths"]
-            fits = table.ndim == 2 and lengths.shape == table.shape[:1]
-            fits = fits and table.dtype.kind == lengths.dtype.kind == "i"
-            fits = fits and all(2 <= n <= table.shape[1] for n in lengths.tolist())
-            rule, value = "it needs ids [K, N] and lengths [K] of 2 to N", (table, lengths)
-            require(fits, RuleSetError, rule, [f"{each.dtype}{each.shape}" for each in value])
             rows = zip(table.tolist(), lengths.tolist(), strict=True)
             spans = [tuple(row[:n]) for row, n in rows]
             rules = RuleSet.from_spans(spans, record.tokenizer_fingerprint or None)
-        except (SafetensorError, OSError, ValueError, KeyError, RuleSetError) as error:
+        except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuleSetError) as error:
             raise ArtifactError(f"{path} must hold spans", str(error), REMEDY) from error
         merger = cls(rules, record.vocab_size, record.raw_tail, record.roles)
         behind = table[:, rules.longest :]  # no span need be as long as the longest may be
         same = np.array_equal(merger.spans, table[:, : rules.longest]) and (behind == -1).all()
+        same = same and np.array_equal(rules.sizes, lengths)
         rule = f"{path} must hold {record.spans} spans of ids below {record.vocab_size}, sorted"
         fits = same and len(rules) == record.spans and int(table.max(initial=0)) < record.vocab_size
         require(bool(fits), ArtifactError, rule, f"another table, {table.shape}", REMEDY)
