@@ -280,7 +280,7 @@ class ApiServer(ABC):
         listed = await self.models(request)
         if listed.status_code != 200:
             return listed
-        models = {model.get("id"): model for model in json.loads(listed.body)["data"]}
+        models = {model.get("id"): model for model in json.loads(bytes(listed.body))["data"]}
         if (name := request.path_params["name"]) not in models:
             raise api.unknown_model(" or ".join(map(str, models)), name)
         return JSONResponse(models[name])
