@@ -9,6 +9,8 @@ Shapes: B rows, V vocabulary.
 from __future__ import annotations
 
 import math
+from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, Literal, cast
@@ -65,31 +67,22 @@ WARPERS: Final[_Table] = {
     "epsilon_cutoff": ((None, 0.0), EpsilonLogitsWarper),
     "eta_cutoff": ((None, 0.0), EtaLogitsWarper),
 }
-_FIRST_CAPACITY: Final = 64
 StopReason = Literal["eos", "stop_string", "criteria", "length"]
 
 
 class History:
-    """Keep the ids of B rows, so that a token costs one id to copy and not T."""
+    """The ids of rows, so that a token costs one id to convert and not T."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = device
-        self._known: dict[int, tuple[Tensor, int]] = {}
+        self._known = defaultdict[int, "array[int]"](lambda: array("q"))
 
     def row(self, number: int, raw_ids: Sequence[int]) -> torch.LongTensor:
         """Return a row's ids [T] as [1, T]; those of earlier calls are not read again."""
-        buffer, known = self._known.get(number, (self._empty(0), 0))
-        length = len(raw_ids)
-        if length > len(buffer):
-            larger = self._empty(max(_FIRST_CAPACITY, 2 * length))
-            larger[:known] = buffer[:known]
-            buffer = larger
-        buffer[known:length] = torch.tensor(raw_ids[known:], dtype=torch.int64)
-        self._known[number] = (buffer, length)
-        return cast("torch.LongTensor", buffer[None, :length])
-
-    def _empty(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.int64, device=self._device)
+        known = self._known[number]
+        known.extend(raw_ids[len(known) :])
+        ids = torch.from_numpy(np.array(known))[None]
+        return cast("torch.LongTensor", ids.to(self._device))
 
 
 class TokenChooser:
