@@ -17,8 +17,7 @@ from typing import Final
 from umim_core.addresses import has_credentials
 from umim_core.errors import ArtifactError, ConfigError, require
 from umim_core.store.artifacts import read_json, sha256_bytes
-from umim_core.store.disk import check_writable, unwritable, write_bytes
-from umim_core.store.locking import directory_lock
+from umim_core.store.disk import check_writable, write_bytes
 from umim_core.store.publication import check_absent
 
 logger = logging.getLogger("umim.checkpoint")
@@ -82,19 +81,12 @@ def own_name(*parts: str) -> str:
 
 
 def record_checkpoint(root: Path, name: str, directory: Path) -> Path:
-    """Give a checkpoint a name, and return the file of the record; an older one is forgotten.
-
-    Runs that give one name at the same time wait for each other.
-    """
+    """Give a checkpoint a name, and return the file of the record; an older one is forgotten."""
     place = directory.resolve()
     inside = place.is_relative_to(root.resolve())
     path = str(place.relative_to(root.resolve())) if inside else str(place)
     record = root / _INDEX / f"{name}.json"
-    try:
-        with directory_lock(record, wait_seconds=None):
-            write_bytes(record, json.dumps({"path": path}).encode() + b"\n")
-    except OSError as error:
-        raise unwritable(record, 0, error) from error
+    write_bytes(record, json.dumps({"path": path}).encode() + b"\n")
     return record
 
 

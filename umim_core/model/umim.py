@@ -119,12 +119,8 @@ class UMIM:
             name: ``umim-docs-llama``, ``umim-docs-gpt2``, a checkpoint directory, a name that
                 `umim path` lists or a hub repository (``owner/name``); or a loaded checkpoint. By
                 default ``umim-smollm2-135m-adapters``, or ``umim-docs-llama`` where its backbone
-                cannot be fetched; ``umim-smollm2-135m`` is
-                of the paper's form.
-            **options: See ``LoadOptions``: ``model``, ``tokenizer``, ``backbone``,
-                ``backbone_revision``, ``revision``, ``dtype``, ``device``, ``device_map``,
-                ``attn_implementation``, ``local_files_only``, ``allow_backbone_mismatch``,
-                ``protect``, ``budget``, ``target_tr``.
+                cannot be fetched; ``umim-smollm2-135m`` is of the paper's form.
+            **options: See ``LoadOptions``.
 
         Raises:
             CheckpointError: If there is no such checkpoint, or it is malformed.
