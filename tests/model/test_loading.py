@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from support.tiny_models import tiny_model
 from umim_core import UMIM
 from umim_core.backbone.devices import fastest_dtype
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -84,31 +85,6 @@ def test_the_data_type_may_be_the_fastest_the_published_one_or_torchs(
         shutil.copy(tiny_checkpoint.parent / "backbone" / name, tmp_path)
     umim = UMIM.from_pretrained(tiny_checkpoint, backbone=str(tmp_path), dtype=dtype)
     assert umim.backbone.dtype is found
-
-
-def test_a_hub_name_without_the_network_is_a_typed_error() -> None:
-    with pytest.raises(CheckpointError, match="hub repository within reach"):
-        UMIM.from_pretrained("nobody/nothing", local_files_only=True)
-
-
-def test_options_that_do_not_fit_are_refused(tiny_checkpoint: Path, home: Path) -> None:
-    model = in_memory(home)
-    refused: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"torch_dtype": 1}, TypeError, r"unknown options \['torch_dtype'\]; known are .*dtype"),
-        ({"model": model, "dtype": "auto"}, BackboneError, "has its data type and device; got"),
-        ({"model": model, "backbone": "a"}, BackboneError, "must not both be given"),
-        ({"tokenizer": object()}, BackboneError, "must come with its model"),
-        ({"model": model, "tokenizer": "a"}, BackboneError, "one of transformers; got str"),
-        ({"model": torch.nn.Linear(2, 2)}, BackboneError, "of transformers itself; got Linear"),
-        ({"attn_implementation": "flex_attention"}, BackboneError, "take an additive mask"),
-        ({"device": "cpu", "device_map": "cpu"}, ConfigError, "must not both be given"),
-        ({"protect": "("}, ConfigError, "pattern must be a regular expression or one of"),
-        ({"protect": "w"}, ConfigError, "must leave tokens that rules can use"),
-        ({"protect": ["w1$", "w4$", "w7$"]}, RuleSetError, "rules must be left .* none of"),
-    ]
-    for options, error, message in refused:
-        with pytest.raises(error, match=message):
-            UMIM.from_pretrained(tiny_checkpoint, **options)
 
 
 def test_settings_that_change_nothing_are_no_mismatch_with_them_and_without(
@@ -224,38 +200,55 @@ def test_the_cheapest_rules_stay_that_reach_a_reduction(
             UMIM.from_pretrained(tmp_path / "again", target_tr=target)
 
 
-def test_a_reduction_that_cannot_be_reached_or_told_is_refused(
+MODEL = tiny_model()
+UNMEASURED = "umim prune CHECKPOINT TEXTS --keep-all"
+# A checkpoint, options of its loading, and how they are refused.
+REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("tiny", {"torch_dtype": 1}, TypeError, r"options \['torch_dtype'\]; known are .*dtype"),
+    ("tiny", {"model": MODEL, "dtype": "auto"}, BackboneError, "has its data type and device; got"),
+    ("tiny", {"model": MODEL, "backbone": "a"}, BackboneError, "must not both be given"),
+    ("tiny", {"tokenizer": object()}, BackboneError, "must come with its model"),
+    ("tiny", {"model": MODEL, "tokenizer": "a"}, BackboneError, "one of transformers; got str"),
+    ("tiny", {"model": torch.nn.Linear(2, 2)}, BackboneError, "of transformers itself; got Linear"),
+    ("tiny", {"attn_implementation": "flex_attention"}, BackboneError, "take an additive mask"),
+    ("tiny", {"device": "cpu", "device_map": "cpu"}, ConfigError, "must not both be given"),
+    ("tiny", {"protect": "("}, ConfigError, "pattern must be a regular expression or one of"),
+    ("tiny", {"protect": "w"}, ConfigError, "must leave tokens that rules can use"),
+    ("tiny", {"protect": ["w1$", "w4$", "w7$"]}, RuleSetError, "rules must be left .* none of"),
+    ("tiny", {"target_tr": 0.1}, RuleSetError, UNMEASURED),
+    ("tiny", {"budget": 0.1}, RuleSetError, UNMEASURED),
+    ("priced", {"target_tr": 0.7}, RuleSetError, r"reduction of 0\.7; got 0\.6 with all 3"),
+    ("priced", {"budget": 0.01}, RuleSetError, r"the cheapest of 3 rules costs 0\.05"),
+    *(("absent", {"target_tr": t}, ConfigError, "reduction must lie above 0")
+      for t in (0, 0.95, math.nan, "0.1")),
+    *(("absent", {"budget": b}, ConfigError, "must be a number of nats")
+      for b in (-0.1, math.nan, "0.1", True)),
+    ("absent", {"budget": 0.1, "target_tr": 0.1}, ConfigError, "by a budget or by target_tr"),
+    ("nobody/nothing", {"local_files_only": True}, CheckpointError, "hub repository within reach"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "error", "message"), REFUSED)
+def test_what_cannot_be_loaded_so_is_refused(
+    tiny_checkpoint: Path, priced: Path, name: str, options: dict[str, Any],
+    error: type[Exception], message: str,
+) -> None:  # fmt: skip
+    place = {"tiny": tiny_checkpoint, "priced": priced}.get(name, name)
+    with pytest.raises(error, match=message):
+        UMIM.from_pretrained(place, **options)
+
+
+def test_a_reduction_needs_what_was_recorded_with_the_prices(
     priced: Path, tiny_checkpoint: Path
 ) -> None:
-    with pytest.raises(RuleSetError, match=r"a token reduction of 0\.7; got 0\.6 with all 3"):
-        UMIM.from_pretrained(priced, target_tr=0.7)
-    with pytest.raises(RuleSetError, match="umim prune CHECKPOINT TEXTS --keep-all"):
-        UMIM.from_pretrained(tiny_checkpoint, target_tr=0.1)
     made = Checkpoint.load(priced)
     rules = replace(made.rules, origin=Checkpoint.load(tiny_checkpoint).rules.origin)
     with pytest.raises(RuleSetError, match="recorded with their prices; got 3 rules without it"):
         UMIM.from_pretrained(made.with_contents(made.module, rules), target_tr=0.1)
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        *(({"target_tr": t}, "reduction must lie above 0") for t in (0, 0.95, math.nan, "0.1")),
-        *(({"budget": b}, "must be a number of nats") for b in (-0.1, math.nan, "0.1", True)),
-        ({"budget": 0.1, "target_tr": 0.1}, "rules are chosen by a budget or by target_tr"),
-    ],
-)
-def test_what_chooses_no_rules_is_refused_first(options: dict[str, object], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        UMIM.from_pretrained("no-such-checkpoint", **options)
-
-
-def test_a_budget_needs_prices_and_a_rule(priced: Path, tiny_checkpoint: Path) -> None:
+def test_a_budget_and_protected_tokens_go_together(priced: Path) -> None:
     assert len(UMIM.from_pretrained(priced, budget=0.5, protect="w1$").rules) == 1
-    with pytest.raises(RuleSetError, match=r"the cheapest of 3 rules costs 0\.05"):
-        UMIM.from_pretrained(priced, budget=0.01)
-    with pytest.raises(RuleSetError, match="umim prune CHECKPOINT TEXTS --keep-all"):
-        UMIM.from_pretrained(tiny_checkpoint, budget=0.1)
 
 
 def test_lm_eval_takes_it(priced: Path) -> None:
@@ -305,8 +298,3 @@ def test_a_recommendation_is_taken_where_the_caller_says_nothing(
     assert (found.merge, found.raw_tail) == (merge, raw_tail)
     whole = said | {"merge": merge, "raw_tail": raw_tail}
     assert found == tiny_umim.generate(TEXT, max_new_tokens=4, **whole)
-
-
-def test_a_raw_tail_of_nothing_merged_is_refused(tiny_umim: UMIM) -> None:
-    with pytest.raises(ConfigError, match="raw_tail needs a prompt that is merged"):
-        tiny_umim.checkpoint.recommending("none", 2)
