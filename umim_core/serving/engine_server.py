@@ -52,7 +52,7 @@ class EngineServer(guard.ApiServer):
         return self.engine.life()
 
     async def models(self, request: Request) -> Response:
-        model = {"id": self.engine.name, "object": "model", "owned_by": "umim"}
+        model: dict[str, Any] = {"id": self.engine.name, "object": "model", "owned_by": "umim"}
         model |= {"created": self._began, "max_model_len": self.engine.positions}
         return JSONResponse({"object": "list", "data": [model]})
 
