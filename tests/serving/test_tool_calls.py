@@ -234,4 +234,6 @@ CALLS = "<tool_call>{{ messages }}</tool_call>"
 def test_a_template_says_how_calls_look(template: Any, known: bool) -> None:
     tokenizer = load_tokenizer("umim-docs-llama")
     tokenizer.chat_template = template
-    assert (call_marks(tokenizer) is not None) == known
+    assert call_marks(tokenizer) == (frozenset() if known else None)
+    tokenizer.add_tokens(["<tool_call>", "<other>"], special_tokens=True)
+    assert call_marks(tokenizer) == (frozenset({"<tool_call>"}) if known else None)  # to be shown
