@@ -23,7 +23,7 @@ from support.pickle_bomb import PickleBomb
 from support.tiny_models import tiny_model, word_tokenizer
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.checkpoint.checkpoint_index import (
     artifact_root,
     own_checkpoint,
@@ -31,7 +31,7 @@ from umim_core.checkpoint.checkpoint_index import (
     own_name,
     record_checkpoint,
 )
-from umim_core.checkpoint.next_steps import after_mining, after_pruning
+from umim_core.checkpoint.next_steps import after_mining
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import (
     ArtifactError,
@@ -386,17 +386,6 @@ def test_the_digits_that_a_log_shows_find_the_checkpoint(stage: Path) -> None:
 @pytest.mark.parametrize("name", ["../distill", "a/../../distill", ".."])
 def test_a_name_cannot_climb_out_of_the_index(stage: Path, name: str) -> None:
     assert own_checkpoint(name) is None
-
-
-@pytest.mark.parametrize("revision", [None, "v2"])
-def test_training_is_printed_for_models_that_the_command_takes(
-    tiny_checkpoint: Path, revision: str | None
-) -> None:
-    config = read_config(tiny_checkpoint).model_copy(update={"backbone_revision": revision})
-    said = after_pruning(Path("less"), config, ["a.txt"], Reading())
-    assert bool(said) == (revision is None)
-    for line in said[1:]:
-        assert line.startswith("  umim train") and line.endswith("--start less --out less-trained")
 
 
 def test_a_line_names_few_texts_and_how_they_are_read() -> None:

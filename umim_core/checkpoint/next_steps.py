@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from umim_core.checkpoint.checkpoint_files import (
     DEFAULT_CHECKPOINT,
-    CheckpointConfig,
     read_config,
     resolve_checkpoint,
 )
@@ -71,17 +70,6 @@ def after_training(checkpoint: str | Path) -> list[str]:
         "(Any task of lm-eval will do. This one is offline; its questions are made from the "
         "installed packages the first time, which takes some minutes.)",
     ]
-
-
-def after_pruning(
-    out: Path, config: CheckpointConfig, texts: Sequence[str], reading: Reading
-) -> list[str]:
-    """Return how to train a pruned checkpoint further, if its model is of no named revision."""
-    rules = str(out / "checkpoint" / "rules")
-    train = ["umim", "train", config.backbone, *_read(texts, reading), "--rules", rules]
-    train += ["--start", str(out), "--out", str(out.with_name(f"{out.name}-trained"))]
-    said = ["To train a module for the rules that stay:", f"  {shlex.join(train)}"]
-    return [] if config.backbone_revision else said
 
 
 def to_compare(recipe: Path) -> list[str]:

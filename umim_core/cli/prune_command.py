@@ -108,7 +108,6 @@ def prune(
     require(damage is not None or not known.exists(), ArtifactError, rule, str(known), remedy)
     from umim_core import UMIM
     from umim_core.backbone.devices import default_device
-    from umim_core.checkpoint.next_steps import after_pruning
     from umim_core.evaluation.rule_damage import measure_damage, text_digest
     from umim_core.progress import log_progress, logger
     from umim_core.rules.damage_table import DamageTable
@@ -205,8 +204,7 @@ def prune(
     if patterns and target_tr is not None:
         lines.append(f"no rule holds: {', '.join(cut.rules.options.protect)}")
     lines.append(f"damage table: {found['damage']}   (--damage: other targets without a new pass)")
-    further = after_pruning(place, umim.checkpoint.config, files, read_as)
-    shared.emit_checkpoint(target, place / "checkpoint", found, lines, as_json, further)
+    shared.emit_checkpoint(target, place / "checkpoint", found, lines, as_json)
 
 
 def _check_own(table: DamageTable, directory: str, umim: UMIM) -> None:
