@@ -5,7 +5,7 @@ proves that the road to a comparison adds nothing.
 
 Raw columns of span eviction stay until their span is old, then its last one alone. The rules decide
 which columns go and when; after a context whose spans are all old enough as many columns stay as
-merging would have left units. See ``inference.row_eviction``.
+merging would have left units. It is the eviction of generated rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, EvictedColumns, HeldColumns
-from umim_core.inference.row_eviction import SINKS
+from umim_core.inference.row_eviction import RowEviction
 from umim_core.rules.matcher import Matcher
 from umim_core.text.token_ids import Ints
 
@@ -39,10 +39,7 @@ class OldSpansGone(CachePolicy):
 
 def evicted_spans(backbone: Backbone, matcher: Matcher, *, age: int) -> EvictedColumns:
     def policy(ids: Ints) -> OldSpansGone:
-        starts, lengths = matcher.segment(ids)
-        ends = starts + lengths - 1
-        kept = np.repeat(ends + age >= len(ids), lengths)  # young spans, certain at the end
-        kept[ends] = kept[:SINKS] = True
-        return OldSpansGone(np.flatnonzero(kept))
+        old = RowEviction(matcher, age, ids.tolist()).take_old()
+        return OldSpansGone(np.delete(np.arange(len(ids)), old))
 
     return EvictedColumns(policy, age)
