@@ -79,7 +79,7 @@ def test_the_budget_is_met_without_digits_and_the_result_generates(
     before = held_out_reduction(given[1], Checkpoint.load(given[0]).rules)
     assert 0.1 <= held_out_reduction(given[1], rules) < before
     assert "tokens measured" in done.err
-    generate, _ = printed(done)
+    (generate,) = printed(done)
     generate[2] = "a b c"
     assert umim(*generate[1:], "--max-new-tokens", 2).code == 0
 
