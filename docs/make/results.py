@@ -128,7 +128,7 @@ def _calls_svg(report: Report) -> str:
             for index, (kind, shown) in enumerate(kinds.items())
         ]
         axes = {"xlabel": "Saved of the schemas' tokens (%)", "ylabel": label}
-        return Panel(lines, axes=axes, levels=[(level, None)])
+        return Panel(lines, axes=axes, levels=[level])
 
     nats = "Nats of right calls (1: the base's)"
     panels = [

@@ -6,7 +6,6 @@ the last checkpoint and backbone that it has opened.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +24,7 @@ from umim_core.evaluation.questions import (
     mean_of,
 )
 from umim_core.evaluation.sizes import Sizes
-from umim_core.store.artifacts import directory_digest
+from umim_core.store.artifacts import directory_digest, read_json
 
 if TYPE_CHECKING:
     from umim_core.backbone.backbone import Backbone
@@ -38,13 +37,13 @@ Report = dict[str, Any]
 
 
 def read_questions(directory: Path) -> QuestionSet:
-    body = read_report(directory / QUESTIONS)
+    body: Report = read_json(directory / QUESTIONS)
     return QuestionSet(**body | {"metrics": tuple(body["metrics"])})
 
 
 def read_shards(directory: Path) -> ShardScores:
     """Return the shards of an artifact put together, in the order of the questions."""
-    shards = [read_report(path) for path in sorted((directory / SHARDS).glob("*.json"))]
+    shards: list[Report] = [*map(read_json, sorted((directory / SHARDS).glob("*.json")))]
     values = {
         metric: [value for shard in shards for value in shard["values"][metric]]
         for metric in (shards[0]["values"] if shards else ())
@@ -87,11 +86,6 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
             if name in base.values
         },
     }
-
-
-def read_report(path: Path) -> Report:
-    report: Report = json.loads(path.read_text(encoding="utf-8"))
-    return report
 
 
 @dataclass(frozen=True)

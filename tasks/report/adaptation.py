@@ -226,7 +226,7 @@ def adaptation_svg(report: Report) -> str:
             "xlabel": "Token reduction of the context (%)",
             "ylabel": "Accuracy change against the base model\n(points; bars: 95 % intervals)",
         }
-        panels.append(Panel([x for x in lines if x.points], axes=axes, levels=[(0.0, None)]))
+        panels.append(Panel([x for x in lines if x.points], axes=axes, levels=[0.0]))
     return svg_file(chart(panels, height=5.0), f"adaptation-{report['name']}", _TITLE)
 
 

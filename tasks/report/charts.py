@@ -79,8 +79,7 @@ class Line:
 class Panel:
     lines: Sequence[Line] = ()
     axes: Mapping[str, Any] = field(default_factory=dict)  # title, labels, scales, limits, ticks
-    # Heights of horizontal lines, with a colour's index; None: that of the text.
-    levels: Sequence[tuple[float, int | None]] = ()
+    levels: Sequence[float] = ()  # heights of horizontal lines
 
 
 def look(index: int) -> dict[str, Any]:
@@ -117,9 +116,8 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Artist]:
         artist = _draw_line(axes, line, _CORNERS[number % len(_CORNERS)])
         if line.label:
             entries.setdefault(line.label, artist)
-    for height, index in panel.levels:
-        colour = _INK if index is None else PALETTE[index % len(PALETTE)]
-        axes.axhline(height, color=colour, linewidth=1.0, linestyle=":")
+    for height in panel.levels:
+        axes.axhline(height, color=_INK, linewidth=1.0, linestyle=":")
     axes.set(**panel.axes)
     places = [x for line in panel.lines for x, _ in line.points]
     if places and all(float(x).is_integer() for x in places) and "xscale" not in panel.axes:

@@ -16,13 +16,12 @@ from pydantic import (
     Field,
     field_serializer,
     field_validator,
-    model_validator,
 )
 
 from tasks.report.render import Table, file_table, fitted
 from tasks.run.stage import Artifact
 from tasks.tracking.compare_view import ADAPTATION_SOURCE
-from umim_core.adaptation.settings import BASE, WT, find_setting, measures, setting_names
+from umim_core.adaptation.settings import BASE, WT, find_setting, measures
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.adaptation_recipe import AdaptationRecipe
@@ -120,11 +119,6 @@ class ComparisonRow(ModuleForm):
     errors: dict[str, float] = Field(default_factory=dict)
     scores: dict[tuple[str, str], dict[str, Measured]] = Field(default_factory=dict)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_former_versions(cls, row: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in row.items() if name != "method"}
-
     @field_validator("scores", mode="before")
     @classmethod
     def _by_setting(cls, scores: Any) -> Any:
@@ -203,13 +197,6 @@ class ComparisonRow(ModuleForm):
         of_a_text, text = name.partition(_PART)[::2]
         error = self.errors.get(name, self.metrics.get(f"{of_a_text}_se{_PART}{text}"))
         return None if value is None else {"mean": value, "stderr": error}
-
-    def settings_scored(self, task: str) -> dict[str, dict[str, Measured]]:
-        """Return what was measured on a task, by setting, in the order of the table of settings."""
-        order = {name: index for index, name in enumerate(setting_names())}
-        scores = self.scores.items()
-        by_setting = {setting: score for (name, setting), score in scores if name == task}
-        return dict(sorted(by_setting.items(), key=lambda item: order.get(item[0], len(order))))
 
     def score(
         self, setting: str, task: str = DEFAULT_TASK, metric: str | None = None

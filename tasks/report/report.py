@@ -1,4 +1,4 @@
-"""Report of a pipeline run: one offline HTML page, its figures, and the same as JSON.
+"""Report of a pipeline run: one offline HTML page with figures, and the same as JSON.
 
 :class:`ReportData` in, files out: nothing is measured, fetched or timed here, so equal data makes
 equal bytes. The page makes no request; its one script sorts and filters tables. It follows the
@@ -19,10 +19,10 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.report.charts import Line, Panel, chart, svg, svg_file, wrapped
+from tasks.report.charts import Line, Panel, chart, svg, wrapped
 from tasks.report.comparison import STATES, TASK_TR, ComparisonRow, comparison, summary
 from tasks.report.render import DASH, Report, formatted, html, markdown_html, page, table_markdown
-from umim_core.adaptation.settings import BASE, WT
+from umim_core.adaptation.settings import BASE, WT, setting_names
 from umim_core.checkpoint.next_steps import after_training
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.store.artifacts import write_json
@@ -117,7 +117,7 @@ def _saving(data: ReportData) -> ReportFigure | None:
                 if (x := saving(row)) is not None and (value := quality(row)) is not None
             ]
             axes = {"xlabel": xlabel, "ylabel": ylabel}
-            panels += [Panel(lines, axes=axes, levels=[(level, None)])] if lines else []
+            panels += [Panel(lines, axes=axes, levels=[level])] if lines else []
     if not panels:
         return None
     caption = (
@@ -145,8 +145,10 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
     rows, task = data.base_rows(), data.task
     lines: dict[tuple[object, ...], Line] = {}  # equal points of a base model stand once
     for index, row in enumerate(rows):
-        for setting, score in row.settings_scored(task).items():
-            result = next(iter(score.values()))
+        for setting in setting_names():
+            if (task, setting) not in row.scores:
+                continue
+            result = next(iter(row.scores[task, setting].values()))
             point = (100 * (row.score(setting, task, TASK_TR) or 0.0), 100 * result.value)
             error = math.nan if result.stderr is None else 100 * result.stderr
             own = (row.backbone, result.value) if setting == BASE else (index,)
@@ -220,7 +222,7 @@ def _speed(rows: Sequence[Report]) -> ReportFigure | None:
             "xticks": lengths,
             "xticklabels": [f"{value:,}" for value in lengths],
         }
-        panels.append(Panel(lines, axes=axes, levels=[(1.0, None)]))
+        panels.append(Panel(lines, axes=axes, levels=[1.0]))
     caption = (
         "Measured on this machine, matching and merging included; above the dotted line UMIM is "
         "faster. Tokens per second are in the table."
@@ -244,16 +246,11 @@ _ALIGNED: Final = ("top1", "top3", "top10", "topp", "mrr", "kl", "top1_states", 
 
 
 def write_report(out: Path, data: ReportData) -> None:
-    figures = draw_figures(data)
-    (out / "figures").mkdir(parents=True, exist_ok=True)
-    for drawn in figures:
-        text = svg_file(drawn.figure, drawn.name, drawn.title)
-        write_bytes(out / "figures" / f"{drawn.name}.svg", text.encode())
-    write_bytes(out / "report.html", html("report.html", _values(data, figures)).encode())
+    write_bytes(out / "report.html", html("report.html", _values(data)).encode())
     write_json(out / "report.json", json.loads(data.model_dump_json()))
 
 
-def _values(data: ReportData, figures: Sequence[ReportFigure]) -> Report:
+def _values(data: ReportData) -> Report:
     usages = [after_training(place["path"]) for place in data.checkpoints]
     places = [
         {**place, "commands": [line.strip() for line in lines if line.startswith(" ")]}
@@ -266,7 +263,7 @@ def _values(data: ReportData, figures: Sequence[ReportFigure]) -> Report:
         "title": f"UMIM report: {data.recipe}",
         "cards": cards(data),
         "data": data,
-        "figures": figures,
+        "figures": draw_figures(data),
         "comparison": "",
         **{name: markdown_html(table_markdown(table)) for name, table in tables.items()},
         "places": places,

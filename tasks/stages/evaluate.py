@@ -7,11 +7,10 @@ between runs, and only the report depends on it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import perplexity_figures
 from umim_core.evaluation.questions import evaluate_task
 from umim_core.model.umim import UMIM
+from umim_core.store.artifacts import read_json, write_json
 from umim_core.store.locking import measuring
 from umim_core.text.token_ids import spread_rows
 from umim_core.throughput.break_even import ThroughputRow
@@ -140,9 +140,8 @@ def benchmark_stage(
         return rows, place if device == "cpu" else f"{place}, {torch.cuda.get_device_name()}"
 
     rows, place = site.lease.call(measure, alone=True)
-    for name, content in {"machine": place, "throughput": [asdict(row) for row in rows]}.items():
-        text = json.dumps(content, indent=1, sort_keys=True) + "\n"
-        (out / f"{name}.json").write_text(text, encoding="utf-8")
+    write_json(out / "machine.json", place)
+    write_json(out / "throughput.json", [asdict(row) for row in rows])
     shown = config.batch_sizes[0], max(config.prompt_lengths)
     return {
         f"{row.phase}_{name}": getattr(row, name)
@@ -153,5 +152,5 @@ def benchmark_stage(
 
 
 def throughput_rows(artifact: Artifact) -> list[ThroughputRow]:
-    rows = json.loads((artifact.path / "throughput.json").read_text(encoding="utf-8"))
+    rows: Any = read_json(artifact.path / "throughput.json")
     return [ThroughputRow(**row) for row in rows]

@@ -34,7 +34,7 @@ _EXAMPLE_TOKENS = 160
 _PAIRS = 0.5  # of which labels say no share: two tokens are always one unit
 
 
-@stage(version=6)
+@stage(version=7)
 def report_stage(out: Path, _: Site, *, recipe: Recipe, results: list[Result]) -> Metrics:
     """Write ``report.html`` and ``report.json``."""
     rows = comparison_rows(results, recipe.seed)

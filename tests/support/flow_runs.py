@@ -38,12 +38,17 @@ def said(root: Path) -> str:
     return root.with_suffix(".log").read_text("utf-8", errors="replace")
 
 
+def has_step(root: Path, step: int) -> bool:
+    """Return whether a distillation has saved the state of a step."""
+    states = root.glob(f"distill/*.partial/whole/state/step-*/{MANIFEST}")
+    return any(int(path.parent.name.removeprefix("step-")) >= step for path in states)
+
+
 def wait_for_step(root: Path, step: int, over: Callable[[], object] = lambda: None) -> None:
-    """Wait until a distillation has saved the state of a step; fail if the run is ``over``."""
+    """Wait until a distillation :func:`has_step`; fail if the run is ``over``."""
     deadline = time.monotonic() + _SECONDS
     while time.monotonic() < deadline and over() is None:
-        states = root.glob(f"distill/*.partial/whole/state/step-*/{MANIFEST}")
-        if any(int(path.parent.name.removeprefix("step-")) >= step for path in states):
+        if has_step(root, step):
             return
         time.sleep(0.005)
     raise AssertionError(f"no state of step {step} below {root}")

@@ -1,4 +1,4 @@
-"""A small tokenised corpus, mined through the stages, and what its counts must be."""
+"""A small tokenised corpus, mined through the stages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from support.ngram_oracle import Grams, cut, oracle
 from support.sites import here, made
 from support.token_artifacts import write_documents
 from tasks.cluster.lease import ClusterLease
@@ -77,10 +76,6 @@ class TinyCorpus:
             options=options,
         )
         return call.build(here(root))
-
-    def grams(self) -> Grams:
-        """Count the n-grams that reach tau, without ``<eos>``, one by one."""
-        return oracle(cut(self.ids, LENGTH), TAU, frozenset({0}))
 
 
 class NoCluster(ClusterLease):

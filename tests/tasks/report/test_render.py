@@ -135,7 +135,7 @@ def test_a_task_under_a_setting_is_one_line_with_its_limits_errors_and_differenc
 
 def test_points_have_their_texts_and_levels_are_drawn() -> None:
     line = Line("", [(0.0, 1.0), (2.0, 3.0)], texts=["τ 5", "τ 50"], errors=[0.5, 0.25])
-    (axes,) = chart([Panel([line], levels=[(2.0, None)])]).axes
+    (axes,) = chart([Panel([line], levels=[2.0])]).axes
     assert [text.get_text() for text in axes.texts] == ["τ 5", "τ 50"]
     assert list(axes.lines[-1].get_ydata()) == [2.0, 2.0]
     ((bars,),) = (container.lines[2] for container in axes.containers)

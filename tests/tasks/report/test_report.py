@@ -92,8 +92,7 @@ def test_the_page_fetches_nothing_and_runs_its_own_script_alone(written: Path) -
     assert "@import" not in text and "default-src 'none'" in text
     assert set(re.findall(r"url\(([^)]{1,2})", text)) <= {"#a", "#p", "#l", "#s"}
     ids = re.findall(r'\sid="([^"]+)"', text)
-    figures = {path.stem for path in (written / "figures").iterdir()}
-    assert figures == FIGURES and {f"figure-{name}" for name in FIGURES} <= set(ids)
+    assert {f"figure-{name}" for name in FIGURES} <= set(ids)
     assert len(ids) == len(set(ids))
 
 

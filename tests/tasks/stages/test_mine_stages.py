@@ -17,14 +17,13 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
-from support.ngram_oracle import as_dict, grams_of
-from support.tiny_mining import LENGTH, OPTIONS, TAU, NoCluster, TinyCorpus
+from support.ngram_oracle import grams_of
+from support.tiny_mining import LENGTH, OPTIONS, NoCluster, TinyCorpus
 from support.tiny_pipeline import counting_in_process
 from tasks.data.counting import Counted
 from tasks.run.stage import Artifact
 from umim_core.errors import CorpusError, ResourceLimitError
 from umim_core.mining.mine import mine_rules
-from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import directory_digest
 
@@ -61,22 +60,6 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(tasks.stages.mine, "_save_order", note)
     return orders
-
-
-def test_the_stage_counts_every_ngram_that_reaches_tau(
-    corpus: TinyCorpus, counted: Artifact
-) -> None:
-    want = corpus.grams()
-    sizes = [len([gram for gram in want if len(gram) == n]) for n in ORDERS]
-    assert min(sizes) > 50
-    keys, support = (
-        {n: np.load(counted.path / f"{name}_{n}.npy") for n in ORDERS}
-        for name in ("keys", "support")
-    )
-    assert as_dict(NgramCounts(keys, support, TAU)) == want
-    assert [counted.metrics[f"ngrams_{n}"] for n in ORDERS] == sizes
-    assert counted.metrics["tokens"] == len(corpus.ids) // LENGTH * LENGTH
-    assert not (counted.path / "state").exists()
 
 
 @pytest.mark.parametrize(

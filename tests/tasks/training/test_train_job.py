@@ -34,7 +34,6 @@ from umim_core.training import train_job
 from umim_core.training.objectives import ending_scores, preference_loss
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob, make_objective, read_curve, run_job, start_model
-from umim_core.training.train_state import Progress
 
 STEPS = 6
 SPANS = [(1, 2), (3, 4, 5)]
@@ -186,31 +185,6 @@ def test_a_job_trains_a_control_and_writes_it(dpo: TrainJob, kind: str, tmp_path
     assert summary.pop("backbone_fingerprint") == backbone.fingerprint
     assert read_record(tmp_path / "control").training == {**summary, "seed": dpo.seed}
     assert not (tmp_path / "checkpoint").exists()
-
-
-def test_a_killed_job_ends_with_the_same_bytes(
-    dpo: TrainJob,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    step, control = 4, replace(dpo, control="lora")
-    run_in(tmp_path / "whole", control)
-
-    def kill_at(progress: Progress, total: int) -> None:
-        if progress.step == step:
-            raise InterruptedError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_job, "step_reporter", lambda state: kill_at)
-        with pytest.raises(InterruptedError):
-            run_in(tmp_path / "killed", control)
-    assert not (tmp_path / "killed" / "control").exists()
-    torch.manual_seed(step)  # a new process has another random state
-    with caplog.at_level("INFO", "umim.train"):
-        run_in(tmp_path / "killed", control)
-    assert f"resuming at step {step}" in caplog.messages
-    assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
 def train_each(_: int, *jobs: TrainJob) -> None:

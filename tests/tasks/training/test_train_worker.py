@@ -5,19 +5,19 @@ One tiny stage ``distill`` is built several ways; what is compared is the artifa
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
-from support.flow_runs import wait_for_step
+from support.flow_runs import has_step
+from support.kills import WorkerKiller
 from support.sites import made
 from support.tiny_models import save_with_tokenizer
 from support.token_artifacts import tokenized
@@ -119,21 +119,9 @@ def weights(artifact: Artifact) -> torch.Tensor:
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
-def kill_a_worker(root: Path, step: int) -> threading.Thread:
-    """SIGKILL one training worker of this process's cluster once ``step`` steps are saved."""
-
-    def watch() -> None:
-        wait_for_step(root, step)
-        workers = [
-            process
-            for process in psutil.Process().children(recursive=True)
-            if "RayTrainWorker" in " ".join(process.cmdline())
-        ]
-        workers[-1].kill()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    return thread
+def killing_a_worker(root: Path) -> WorkerKiller:
+    """SIGKILL one training worker once five steps are saved."""
+    return WorkerKiller("RayTrainWorker", ready=partial(has_step, root, 5))
 
 
 def test_a_ray_worker_trains_to_the_digest_of_one_process(
@@ -165,10 +153,9 @@ def test_ray_restarts_a_killed_worker_and_training_ends_with_the_same_digest(
 ) -> None:
     with lease_like(cluster, strategy=strategy) as lease:
         undisturbed = inputs.build(tmp_path / "undisturbed", lease)
-        killer = kill_a_worker(tmp_path / "killed", 5)
-        killed = inputs.build(tmp_path / "killed", lease)
-    killer.join()
-    assert killed.digest == undisturbed.digest
+        with killing_a_worker(tmp_path / "killed") as killer:
+            killed = inputs.build(tmp_path / "killed", lease)
+    assert killer.killed and killed.digest == undisturbed.digest
 
 
 @pytest.mark.full
@@ -176,8 +163,7 @@ def test_a_worker_lost_too_often_is_a_cluster_error_and_the_rerun_resumes(
     inputs: Inputs, cluster: ClusterLease, in_process: Artifact, tmp_path: Path
 ) -> None:
     with lease_like(cluster, workers=1, max_restarts=0) as lease:
-        killer = kill_a_worker(tmp_path, 5)
-        with pytest.raises(ClusterError, match="workers may be lost at most 0 times"):
+        lost = pytest.raises(ClusterError, match="workers may be lost at most 0 times")
+        with killing_a_worker(tmp_path), lost:
             inputs.build(tmp_path, lease)
-        killer.join()
         assert inputs.build(tmp_path, lease).digest == in_process.digest
