@@ -34,9 +34,8 @@ from tasks.cluster.worker_errors import cluster_error
 from umim_core.errors import ClusterError
 from umim_core.mining.counting import (
     NO_KEYS,
-    DocumentCounter,
+    LocalCounter,
     OrderCounter,
-    document_ranges,
     excluded_mask,
     segment_ranges,
 )
@@ -155,24 +154,6 @@ def _collect(dataset: ray.data.Dataset, blocks: int) -> tuple[np.ndarray, np.nda
     return sort_pairs(np.concatenate(keys), np.concatenate(support))
 
 
-def _added(tables: Iterable[pa.Table], sizes: dict[int, int], ranges: int) -> dict[int, np.ndarray]:
-    """Add up the counts of all ranges, once each is accounted for."""
-    documents = {n: np.zeros(size, np.int64) for n, size in sizes.items()}
-    left = {(n, number) for n in sizes for number in range(ranges)}
-    for rows in tables:
-        for row in range(rows.num_rows):
-            order, number = rows["order"][row].as_py(), rows["range"][row].as_py()
-            if (order, number) not in left:
-                rule = f"each of {ranges} ranges must be counted once"
-                raise ClusterError(rule, f"range {number} of {order}-grams, not awaited", AGAIN)
-            left.remove((order, number))
-            documents[order] += unpacked(rows, "documents", row)
-    if left:
-        wanted = ranges * len(sizes)
-        raise ClusterError(f"{wanted} partial counts must come back", wanted - len(left), AGAIN)
-    return documents
-
-
 @dataclass(frozen=True)
 class ClusterCounter:
     """Count on the running Ray cluster.
@@ -251,30 +232,13 @@ class ClusterCounter:
         return counted
 
     def documents_of(self, keys: dict[int, np.ndarray], ends: np.ndarray) -> dict[int, np.ndarray]:
-        """Count the documents, which end at ``ends`` [D], of given n-grams, without a shuffle.
+        """Count the documents, which end at ``ends`` [D], of given n-grams, in this process.
 
         ``keys`` are sorted packed keys [R_n] per order; so are the documents [R_n].
         """
-        prepare_ray_data()
-        total = int(self.corpus.offsets[-1])
-        ranges = document_ranges(total, ends, cluster_cpus())
-        reference, tables = ray.put(self.corpus), ray.put((keys, ends))
         self._tell(0, "documents")
-
-        def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
-            opened = ray.get(reference)
-            wanted, ends = ray.get(tables)
-            for number, low, high in zip(batch["number"], batch["low"], batch["high"], strict=True):
-                counter = DocumentCounter(wanted)
-                counter.add(opened.open(), opened.offsets, ends, int(low), int(high))
-                for order, documents in counter.documents.items():
-                    where = {"order": order, "range": number}
-                    yield packed_row(where, documents=documents)
-
-        mapped = _numbered(ranges).map_batches(local, batch_size=None, max_retries=TASK_RESTARTS)
-        added = _added(result_tables(mapped), {n: len(keys[n]) for n in keys}, len(ranges))
-        self._tell(total, "documents")
-        return added
+        counter = LocalCounter(self.corpus.open(), self.corpus.offsets)
+        return counter.documents_of(keys, ends)
 
     def _tell(self, done: int, text: str) -> None:
         if self.progress is not None:

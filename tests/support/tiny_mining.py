@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tasks.stages.mine import count_stage, filter_stage
 from tasks.stages.named import NamedTokenizer
 from umim_core.config.recipe import ClusterConfig
 from umim_core.config.rule_options import RuleOptions
-from umim_core.mining.counting import LocalCounter, count_ngrams
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import NgramCounts
 from umim_core.store.disk import write_rows
 from umim_core.text.sources import JsonLines
@@ -99,7 +99,3 @@ class InProcess(ClusterCounter):
             found = self.kept(order, lambda found=found: found)
             counts.keys[order], counts.support[order] = found
         return counts
-
-    def documents_of(self, keys: dict[int, np.ndarray], ends: np.ndarray) -> dict[int, np.ndarray]:
-        corpus = replace(self.corpus, tokens=self.corpus.open())
-        return LocalCounter(corpus.tokens, corpus.offsets, threads=1).documents_of(keys, ends)

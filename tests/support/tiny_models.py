@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -143,12 +142,3 @@ def letter_tokenizer(letters: str) -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", eos_token="</s>")
-
-
-def save_with_tokenizer(
-    folder: Path, backbone: Backbone, tokenizer: PreTrainedTokenizerBase
-) -> Path:
-    """Save a model with its tokenizer as ``folder/backbone``, and return that directory."""
-    backbone.model.save_pretrained(folder / "backbone")
-    tokenizer.save_pretrained(folder / "backbone")
-    return folder / "backbone"

@@ -8,13 +8,12 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from support.tiny_mining import LENGTH, TAU, skewed_ids
-from tasks.data.counting import ClusterCounter, Corpus, _added, packed_row
-from umim_core.errors import ClusterError, CorpusError
-from umim_core.mining.counting import LocalCounter, count_ngrams
+from tasks.data.counting import ClusterCounter, Corpus
+from umim_core.errors import CorpusError
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.token_ids import MAX_TOKEN_ID, segment_borders
 
@@ -62,18 +61,6 @@ def test_a_corpus_without_ngrams_has_no_counts(two_cores: None, offsets: list[in
     assert_equal(got, NgramCounts(dict.fromkeys(ORDERS, EMPTY), dict.fromkeys(ORDERS, EMPTY), 1))
 
 
-@pytest.mark.full
-def test_documents_of_given_ngrams_equal_those_counted_in_one_process(two_cores: None) -> None:
-    ids = skewed_ids(6000)
-    offsets, ends = segment_borders(len(ids), LENGTH), np.append(np.arange(70, 6000, 70), 6000)
-    keys = count_ngrams(ids, offsets, 2, (0,)).keys
-    want = LocalCounter(ids, offsets, threads=1).documents_of(keys, ends)
-    got = ClusterCounter(Corpus(ids, offsets)).documents_of(keys, ends)
-    assert {n: found.tolist() for n, found in got.items()} == {
-        n: found.tolist() for n, found in want.items()
-    }
-
-
 @pytest.mark.full  # the quick error of a worker is that of a broken file: test_tokenizing.py
 def test_the_typed_error_of_a_worker_reaches_the_caller(
     two_cores: None, capfd: pytest.CaptureFixture[str]
@@ -86,31 +73,3 @@ def test_the_typed_error_of_a_worker_reaches_the_caller(
     told = r"corpus: token ids must lie in 0\.\.262143; got -3 at position \d+\. Check the t.*"
     assert re.fullmatch(told, str(caught.value)), "one line, without the advice of Ray"
     assert "Traceback" not in capfd.readouterr().err
-
-
-SIZES = {2: 3, 3: 2, 4: 1}
-
-
-def partial_counts(ranges: int) -> list[pa.Table]:
-    """The rows of all ranges: range r has everything in r documents."""
-    return [
-        packed_row({"order": n, "range": r}, documents=np.full(SIZES[n], r))
-        for r in range(ranges)
-        for n in ORDERS
-    ]
-
-
-def test_ranges_are_added_up_in_any_order_and_each_counts_once() -> None:
-    rows = partial_counts(3)
-    documents = _added([pa.concat_tables(rows[4:]), *rows[3::-1]], SIZES, 3)
-    assert {n: found.tolist() for n, found in documents.items()} == {
-        n: [3] * SIZES[n] for n in SIZES
-    }
-    with pytest.raises(ClusterError, match="each of 2 ranges must be counted once"):
-        _added(rows, SIZES, 2)
-    with pytest.raises(ClusterError, match="9 partial counts must come back; got 8"):
-        _added(rows[1:], SIZES, 3)
-    for lost in range(3):
-        twice = [*rows[:lost], rows[lost + 3], *rows[lost + 1 :]]  # in the place of another
-        with pytest.raises(ClusterError, match=f"once; got .* of {2 + lost}-grams"):
-            _added(twice, SIZES, 3)

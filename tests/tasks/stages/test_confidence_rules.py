@@ -34,13 +34,9 @@ OPTIONS = RuleOptions(
 class Setting:
     """A tiny backbone on disk, and ids 1 .. 7 to ask it about (0 is special)."""
 
-    def __init__(self, folder: Path, backbone: Backbone) -> None:
-        backbone.model.save_pretrained(folder / "backbone")
-        assert backbone.tokenizer is not None
-        backbone.tokenizer.save_pretrained(folder / "backbone")
-        self.backbone = str(folder / "backbone")
+    def __init__(self, folder: Path, backbone: Path) -> None:
+        self.backbone = str(backbone)
         self.ids = np.random.default_rng(0).integers(0, 8, SEGMENTS * LENGTH + 5).astype(np.int32)
-
         parts = np.array_split(self.ids, 5)
         self.tokenized = made(
             folder, "tokenize", lambda out: write_documents(out / "train", *parts)
@@ -63,8 +59,8 @@ class Setting:
 
 
 @pytest.fixture(scope="module")
-def setting(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Backbone) -> Setting:
-    return Setting(tmp_path_factory.mktemp("confidence"), tiny_llama)
+def setting(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Setting:
+    return Setting(tmp_path_factory.mktemp("confidence"), tiny_checkpoint.parent / "backbone")
 
 
 def test_rules_of_every_threshold_are_those_of_the_command_of_one_count(

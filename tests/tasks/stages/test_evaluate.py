@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 
 from support.sites import here, made
-from support.tiny_models import save_with_tokenizer
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.report.comparison import Result, comparison_rows
@@ -191,9 +189,8 @@ def new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("new_file")
 def test_a_new_form_is_one_file_down_to_its_comparison_row(
-    tiny_llama: Backbone, tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+    tiny_llama: Backbone, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    save_with_tokenizer(tmp_path, tiny_llama, tiny_tokenizer)
     fingerprint = tiny_llama.tokenizer_fingerprint
     mined = RuleSet.from_spans([(1, 2), (3, 4, 5)], tokenizer_fingerprint=fingerprint)
 
@@ -201,7 +198,7 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
     tokens = tokenized(tmp_path, {s: np.arange(n * LENGTH) % 7 + 1 for s, n in sizes.items()})
     filtered = made(tmp_path, "rules", lambda out: mined.save(out / "rules"))
     form = {"kind": "normed-mean", "unit_positions": "preserved"}
-    cell = Cell(backbone=str(tmp_path / "backbone"), **form)
+    cell = Cell(backbone=str(tiny_checkpoint.parent / "backbone"), **form)
     config = DistillConfig(max_steps=4, batch_size=4, bf16=False)
     train, valid = tokens.part("train"), tokens.part("valid")
     training = ModuleTraining(NamedBackbone(cell.backbone), cell.alone(), config, LENGTH, seed=0)

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from support.merged_models import fresh_model, placed
-from support.tiny_models import save_with_tokenizer
 from support.tiny_training import scores
 from support.training_processes import run_ranks
 from tasks.training.strategies import DdpStrategy, make_strategy
@@ -43,13 +41,10 @@ ROWS = [[8, 1, 2, 9, 10, 3, 4, 5, 11, 12], [1, 2, 9, 8, 7, 3, 4, 5, 1, 2]]
 
 @pytest.fixture(scope="module")
 def job(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_llama: Backbone,
-    tiny_tokenizer: PreTrainedTokenizerBase,
+    tmp_path_factory: pytest.TempPathFactory, tiny_llama: Backbone, tiny_checkpoint: Path
 ) -> TrainJob:
     """A distillation over two rows; questions lie beside them."""
     folder = tmp_path_factory.mktemp("job")
-    save_with_tokenizer(folder, tiny_llama, tiny_tokenizer)
     RuleSet.from_spans(SPANS, tiny_llama.tokenizer_fingerprint).save(folder / "rules")
     TokenRows.of_rows(ROWS, [10, 10]).save(folder / "rows")
     questions = [
@@ -59,7 +54,7 @@ def job(
     lines = "".join(json.dumps(question) + "\n" for question in questions)
     (folder / "questions.jsonl").write_text(lines, encoding="utf-8")
     return TrainJob(
-        backbone=str(folder / "backbone"),
+        backbone=str(tiny_checkpoint.parent / "backbone"),
         rules=str(folder / "rules"),
         config=DistillConfig(max_steps=1, bf16=False),
         max_tokens=10,

@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedTokenizerBase
 
 from support.flow_runs import has_step
 from support.kills import WorkerKiller
 from support.sites import made
-from support.tiny_models import save_with_tokenizer
 from support.token_artifacts import tokenized
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Site
@@ -52,12 +50,9 @@ class Inputs:
 
 @pytest.fixture(scope="module")
 def inputs(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_llama: Backbone,
-    tiny_tokenizer: PreTrainedTokenizerBase,
+    tmp_path_factory: pytest.TempPathFactory, tiny_llama: Backbone, tiny_checkpoint: Path
 ) -> Inputs:
-    folder = tmp_path_factory.mktemp("inputs")
-    backbone = save_with_tokenizer(folder, tiny_llama, tiny_tokenizer)
+    folder, backbone = tmp_path_factory.mktemp("inputs"), tiny_checkpoint.parent / "backbone"
     spans = [(1, 2), (3, 4, 5), (6, 7)]
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=tiny_llama.tokenizer_fingerprint)
     rng, rows = np.random.default_rng(0), {"train": 14, "valid": 4}
