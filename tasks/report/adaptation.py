@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from statistics import fmean, stdev
 from typing import Final
 
-from tasks.report.charts import Line, Panel, chart, svg_file
+from tasks.report.charts import APART, Line, Panel, chart, svg_file
 from tasks.report.comparison import shown_name
 from tasks.report.render import Report, page
 from umim_core.adaptation.settings import ADAPTED, WT, find_setting, setting_names
@@ -240,5 +240,5 @@ def _line(index: int, rows: list[Report], name: str) -> Line:
         index,
         [math.nan if row["reach"] is None else 100 * row["reach"] for row in own],
         ["" if row["tau"] is None else f"τ {row['tau']}" for row in own],
-        joined=any(row["tau"] is not None for row in own),
+        {} if any(row["tau"] is not None for row in own) else APART,
     )

@@ -27,6 +27,7 @@ PALETTE: Final = (
     *("#3b7dd8", "#d9822b", "#2a9d78", "#9b6bc9", "#d2504a"),
     *("#8a8f3c", "#4aa3b5", "#c767a0", "#8b6a4f", "#7f8894"),
 )
+APART: Final = {"linestyle": "none"}  # look of points without a line through them
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
 _DASHES: Final = ("-", "--", ":", "-.")
 # Of labels from their points, in points: neighbouring lines have theirs on other sides.
@@ -70,8 +71,6 @@ class Line:
     index: int = 0
     errors: Sequence[float] = ()
     texts: Sequence[str] = ()
-    joined: bool = True
-    marked: bool = True
     look: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -129,10 +128,6 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Artist]:
 
 def _draw_line(axes: Axes, line: Line, corner: tuple[int, int]) -> Artist:
     own = look(line.index) | dict(line.look)
-    if not line.joined:
-        own["linestyle"] = "none"
-    if not line.marked:
-        own["marker"] = "none"
     container = axes.errorbar(
         [x for x, _ in line.points],
         [y for _, y in line.points],

@@ -53,7 +53,7 @@ _OF_A_POINT: Final = (
 )
 _HEADLINE: Final = "acc_tok"  # of the embedded task
 _PART: Final = "_part_"
-_OF_A_TEXT: Final = re.compile(
+_OF_A_TEXT: Final = re.compile(  # a metric out of domain, or of a part of a mixture
     r"^(ppl_(base|umim)_ood"
     r"|(token_reduction|top1|top10|mrr|kl|ppl_base|ppl_umim|nats_increase(_se)?)_part)_[a-z0-9_]+$"
 )
@@ -67,11 +67,6 @@ def given_name(directory: str) -> str:
 def shown_name(name: str) -> str:
     """Return the last part of a path, for labels; names of hubs and embedded ones stay whole."""
     return Path(name).name if name.startswith(("/", "./", "../", "~")) else name
-
-
-def is_of_a_text(metric: str) -> bool:
-    """Return whether a metric is of one text: out of domain, or a part of a mixture."""
-    return _OF_A_TEXT.match(metric) is not None
 
 
 class Measured(BaseModel):
@@ -338,7 +333,7 @@ def _row(result: Result, setting: str, seed: int) -> ComparisonRow:
     shown: dict[str, float | None] = {
         name: value
         for name, value in values.items()
-        if name in COMPARISON_METRICS or is_of_a_text(name)
+        if name in COMPARISON_METRICS or _OF_A_TEXT.match(name)
     }
     if result.benchmark is not None and measures(setting, "speed"):
         timed = result.benchmark.metrics

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.report.charts import Line, Panel, chart, svg, wrapped
+from tasks.report.charts import APART, Line, Panel, chart, svg, wrapped
 from tasks.report.comparison import STATES, TASK_TR, ComparisonRow, comparison, summary
 from tasks.report.render import DASH, Report, formatted, html, markdown_html, page, table_markdown
 from umim_core.adaptation.settings import BASE, WT, setting_names
@@ -32,7 +32,6 @@ _FEWEST_LENGTHS: Final = 3  # a line through two points shows nothing that the t
 _QUANTITIES: Final = {
     "preference": "Preference loss",
     "KL": "KL (nats per row)",
-    "cross-entropy": "Cross-entropy (nats per row)",
 }
 
 
@@ -43,7 +42,7 @@ class ReportData(BaseModel):
         rows: The comparison; the first one leads the page.
         checkpoints: ``label`` and ``path`` (or the name that ``umim generate -c`` takes) of each.
         curves: Losses ``train`` and ``validation`` (step, value) of a training by its ``label``;
-            ``quantity`` is KL, cross-entropy (nats per aligned row) or preference.
+            ``quantity`` is KL (nats per aligned row) or preference.
         throughput: Speeds of base and UMIM in raw tokens/s (``ThroughputRow``) by ``label``.
         break_even: From which of the measured lengths on a checkpoint pays (``pays_from``).
         rule_counts: N-grams by order that reach the threshold (``raw``), pass the overlap filter
@@ -112,7 +111,7 @@ def _saving(data: ReportData) -> ReportFigure | None:
     ):
         for xlabel, saving in savings.items():
             lines = [
-                Line(row.label, [(100 * x, value[0])], index, [value[1]], joined=False)
+                Line(row.label, [(100 * x, value[0])], index, [value[1]], look=APART)
                 for index, row in enumerate(rows)
                 if (x := saving(row)) is not None and (value := quality(row)) is not None
             ]
@@ -152,7 +151,7 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
             point = (100 * (row.score(setting, task, TASK_TR) or 0.0), 100 * result.value)
             error = math.nan if result.stderr is None else 100 * result.stderr
             own = (row.backbone, result.value) if setting == BASE else (index,)
-            line = Line(row.label, [point], index, [error], [setting], joined=False)
+            line = Line(row.label, [point], index, [error], [setting], look=APART)
             lines.setdefault((setting, *own), line)
     if not lines:
         return None
@@ -175,7 +174,7 @@ def _losses(curves: Sequence[Report]) -> ReportFigure | None:
         axes["ylabel"] = _QUANTITIES[curve["quantity"]]
         train, validation = _gapped(curve["train"]), _gapped(curve["validation"])
         lines = [
-            Line("training", train, 0, marked=False, look={"linewidth": 1.1}),
+            Line("training", train, 0, look={"linewidth": 1.1, "marker": "none"}),
             Line("validation", validation, 1, look={"markersize": 3.5}),
         ]
         panels.append(Panel([line for line in lines if line.points], axes=axes))

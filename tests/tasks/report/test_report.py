@@ -63,7 +63,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows=ROWS,
         curves=(
             {"label": "llama", "train": [(1, 3.0), (2, None)], "validation": [(2, 2.5)]}
-            | {"quantity": "cross-entropy"},
+            | {"quantity": "KL"},
         ),
         throughput=tuple(speed("llama", size, 1000) for size in (256, 512, 1024)),
         rule_counts=({"label": "docs", "raw": {"2": 12345}, "overlap": {}, "rules": {"2": 7}},),

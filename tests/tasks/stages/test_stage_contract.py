@@ -55,7 +55,6 @@ from umim_core.config.recipe import DEFAULT_TASK, Recipe, RunRecipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ArtifactError
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import read_json, write_json
 from umim_core.text.sources import source_of
 
 SPEC = StageSpec("count", 1, {"tau": 5, "excluded": [1, 2]}, {"tokens": "a" * 64})
@@ -115,33 +114,6 @@ def test_within_a_run_files_are_read_once_and_looked_for_at_every_use(tmp_path: 
         for _ in range(2):
             with pytest.raises(ArtifactError, match="must"):
                 run_stage(tmp_path, SPEC, never)
-
-
-def test_a_stage_of_an_unknown_schema_is_refused(tmp_path: Path) -> None:
-    path = run_stage(tmp_path, SPEC, build).path / "manifest.json"
-    write_json(path, {**dict(read_json(path)), "schema": 9})
-    with pytest.raises(ArtifactError, match="must have schema 1; got 9"):
-        run_stage(tmp_path, SPEC, never)
-
-
-@pytest.mark.parametrize("resumable", [False, True])
-def test_a_failing_build_publishes_nothing_and_keeps_what_can_be_resumed(
-    tmp_path: Path, resumable: bool
-) -> None:
-    spec = replace(SPEC, resumable=resumable)
-
-    def fail(out: Path) -> dict[str, float]:
-        (out / "state" / "step-7").mkdir(parents=True)
-        raise RuntimeError("out of luck")
-
-    with pytest.raises(RuntimeError, match="out of luck"):
-        run_stage(tmp_path, spec, fail)
-    assert names(tmp_path / "count") == ({f"{spec.key}.partial"} if resumable else set())
-    resume = lambda out: build(out) | {"found": float((out / "state" / "step-7").exists())}  # noqa: E731
-    artifact = run_stage(tmp_path, spec, resume)
-    assert artifact.metrics["found"] == resumable
-    assert names(tmp_path / "count") == {spec.key}
-    assert names(artifact.path) == {"data.txt", "manifest.json"}
 
 
 def test_a_directory_without_a_manifest_does_not_exist_and_is_set_aside(tmp_path: Path) -> None:
