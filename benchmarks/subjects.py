@@ -20,7 +20,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import ModuleForm
 from umim_core.config.rule_options import RuleOptions
-from umim_core.embedded.docstring_corpus import build_corpus, held_out_text, read_documents
+from umim_core.embedded.docstring_corpus import build_corpus, held_out_text
 from umim_core.errors import ArtifactError, CorpusError, require
 from umim_core.merging.merged_model import MergedModel
 from umim_core.mining.counting import count_ngrams
@@ -28,6 +28,7 @@ from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.arrays import open_array, save_array
+from umim_core.task_sets.docstrings import read_documents
 from umim_core.text.sources import JsonLines
 from umim_core.text.token_ids import segment_borders
 from umim_core.text.tokens import first_ids, tokenize_parts

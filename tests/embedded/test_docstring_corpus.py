@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from support.processes import output_of
-from umim_core.embedded.docstring_corpus import SPLITS, build_corpus, read_documents
+from umim_core.embedded.docstring_corpus import SPLITS, build_corpus
+from umim_core.task_sets.docstrings import read_documents
 
 WORDS = ["array", "axis", "value", "model", "tensor", "shape", "graph", "node", "token", "rule"]
 

@@ -212,26 +212,6 @@ def build_corpus(
     return {split: len(documents) for split, documents in parts.items()}
 
 
-def read_documents(path: Path) -> Iterator[Document]:
-    """Yield the documents of one file that `build_corpus` wrote."""
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise CorpusError(
-            "the embedded corpus must be built first", str(path), "Run `build_corpus`."
-        ) from error
-    with file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield Document(**json.loads(line))
-            except (TypeError, ValueError) as error:
-                raise CorpusError(
-                    f"{path}:{number} must be a document of the embedded corpus",
-                    line.decode(errors="replace"),
-                    "Delete the folder and build the corpus again.",
-                ) from error
-
-
 def installed_versions(packages: Iterable[str]) -> list[list[str]]:
     """Return [name, version] of Python and then of the packages' distributions, sorted by name."""
     owners = _distributions(tuple(sys.path))

@@ -29,11 +29,11 @@ from umim_core.embedded.docstring_corpus import (
     ObjectKind,
     build_corpus,
     installed_versions,
-    read_documents,
 )
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.store.disk import write_rows
 from umim_core.task_sets.spec import QuestionForm, TaskSet, TaskSplit, add_task
+from umim_core.text.documents import read_objects
 
 DEFAULT_SIZES: Final[Mapping[TaskSplit, int]] = {"train": 8000, "valid": 1000, "test": 1000}
 MIN_SUMMARY_CHARS: Final = 15
@@ -88,6 +88,12 @@ def write_docstring_questions(
         write_rows(out / f"{split}.jsonl", rows)
     if corpus is None:
         shutil.rmtree(folder)  # 40 MB that only the questions were made from
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """Yield the documents of one file of a docstring corpus."""
+    for _, fields in read_objects(path):
+        yield Document(**fields)
 
 
 def _candidates(documents: Iterable[Document], dropped: Counter[str]) -> Iterator[_Candidate]:
