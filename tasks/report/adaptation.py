@@ -172,7 +172,6 @@ def _place(report: Report, place: Report) -> Report:
 
 def adaptation_page(report: Report, figure: str = "adaptation.svg") -> str:
     places = [_place(report, place) for place in report["backbones"]]
-    rows = [row | {"backbone": place["backbone"]} for place in places for row in place["rows"]]
     points = [point for place in places for point in place["points"]]
     names = dict.fromkeys(point["setting"] for point in points)
     known = setting_names()
@@ -181,7 +180,6 @@ def adaptation_page(report: Report, figure: str = "adaptation.svg") -> str:
         "file": figure,
         "clearly": CLEARLY,
         "places": places,
-        "rows": rows,
         "settings": [find_setting(n) if n in known else {"name": n} for n in names],
         "offsets": [
             place | {"own": own, "kept": kept}
