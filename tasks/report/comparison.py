@@ -18,7 +18,7 @@ from pydantic import (
     field_validator,
 )
 
-from tasks.report.render import Table, file_table, fitted
+from tasks.report.render import Table, environment, file_table, fitted
 from tasks.run.stage import Artifact
 from tasks.tracking.compare_view import ADAPTATION_SOURCE
 from umim_core.adaptation.settings import BASE, WT, find_setting, measures
@@ -440,14 +440,6 @@ STATES: Final = (
     "rules by."
 )
 
-
-_SUMMARY: Final = (
-    "τ: how often a merged span occurs in the corpus. form: the paper's, or what ours adds. WT: "
-    "trained on the corpus; WT + Rules: the task's spans, not trained further; WT + FT: trained on "
-    "the task; Task-Adapted: then on its answers. TR: tokens saved. Top-1: agreement with the base "
-    "model. PPL ×: perplexity over the base model's. acc.: on the task, before and after. prefill "
-    "×: base time over UMIM's. *: shipped checkpoint, trained longer."
-)
 _SUMMARY_ROWS: Final = 12
 _VARIANTS: Final = (  # headings of fields that may differ
     *("rules by", "overlap", "containment", "most rules", "spans", "tokens asked", "revision"),
@@ -474,51 +466,24 @@ def comparison(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None =
     tasks = dict.fromkeys(task for row in rows for task in row.tasks)
     names = {task: "acc." if task == DEFAULT_TASK else f"{task} acc." for task in tasks}
     table = file_table("comparison.txt", rows, variants=variants(rows), tasks=names)
-    amounts = _amounts(rows, config or {})
-    return replace(table, note=" ".join(filter(None, [_notes(rows, table), amounts])))
+    return _noted(table, "comparison_note.txt", rows, config, states=STATES)
 
 
 def summary(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None = None) -> Table:
     """Return the comparison in few rows and columns, which fit a terminal."""
-    more = len(rows) - _SUMMARY_ROWS
-    cut = f"{more} more rows: see the report." if more > 0 else ""
-    notes = filter(None, (cut, _SUMMARY, _amounts(rows, config or {})))
     table = file_table("summary.txt", rows[:_SUMMARY_ROWS])
-    return fitted(replace(table, note=" ".join(notes)))
+    more = len(rows) - len(table.rows)
+    return fitted(_noted(table, "summary_note.txt", rows, config, more=more))
 
 
-def _amounts(rows: Sequence[ComparisonRow], config: Mapping[str, Any]) -> str:
-    """Return on how much held-out data the rows were measured, the headline by itself."""
-    if "evaluate" not in config or not rows:
-        return ""
-    said = f"Measured on {_amount(config, config['evaluate'])}"
-    headline, leads = config.get("headline"), rows[0].source == "shipped"
-    if headline is not None and leads:
-        said += f"; {shown_name(rows[0].backbone)}: {_amount(config, headline['evaluate'])}"
-        if headline.get("benchmark"):
-            said += f", timed at {max(headline['benchmark']['prompt_lengths']):,} tokens"
-    return f"{said}."
-
-
-def _amount(config: Mapping[str, Any], evaluate: Mapping[str, Any]) -> str:
-    length = config["segment_length"]
-    return (
-        f"{evaluate['alignment_rows']} (Top-1) and {evaluate['perplexity_rows']} (PPL) rows of "
-        f"{length} tokens, {evaluate['task_questions']} questions"
-    )
-
-
-def _notes(rows: Sequence[ComparisonRow], table: Table) -> str:
-    headings, cells = table.headings, [cell for row in table.rows for cell in row]
-    unit_ends = f"unit ends, {STATES}" if "Top-1 states" in headings else "unit ends."
-    sentences = (
-        ("TR %", "TR: tokens removed by merging, realised."),
-        ("Top-1", f"Top-1: agreement with the base model at {unit_ends}"),
-        ("PPL", "PPL: per raw token, in-domain."),
-        ("acc.", "acc.: task accuracy in %."),
-        ("prefill", "prefill ×: base time / UMIM time."),
-    )
-    said = [text for word, text in sentences if any(word in name for name in headings)]
-    shipped = any(row.source == "shipped" for row in rows)
-    said += ["±: one standard error."] if any("±" in cell for cell in cells) else []
-    return " ".join([*said, *(["*: shipped checkpoint."] if shipped else [])])
+def _noted(
+    table: Table,
+    template: str,
+    rows: Sequence[ComparisonRow],
+    config: Mapping[str, Any] | None,
+    **values: object,
+) -> Table:
+    """Return a table with a note, which says on how much held-out data the rows were measured."""
+    shown = {"table": table, "rows": rows, "config": config or {}, **values}
+    note = environment().get_template(template).render(shown)
+    return replace(table, note=" ".join(note.split()))

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.report.charts import APART, Line, Panel, chart, svg, wrapped
 from tasks.report.comparison import STATES, TASK_TR, ComparisonRow, comparison, summary
-from tasks.report.render import DASH, Report, formatted, html, markdown_html, page, table_markdown
+from tasks.report.render import Report, html, markdown_html, page, table_markdown
 from umim_core.adaptation.settings import BASE, WT, setting_names
 from umim_core.checkpoint.next_steps import after_training
 from umim_core.config.recipe import DEFAULT_TASK
@@ -81,7 +81,6 @@ class ReportData(BaseModel):
 class ReportFigure:
     name: str
     title: str
-    caption: str
     figure: Figure
     wide: bool = False
 
@@ -119,12 +118,8 @@ def _saving(data: ReportData) -> ReportFigure | None:
             panels += [Panel(lines, axes=axes, levels=[level])] if lines else []
     if not panels:
         return None
-    caption = (
-        "Dotted: the base model. Lower perplexity and higher accuracy are better, and so is more "
-        "to the right. Perplexity is that of held-out text. Bars are one standard error."
-    )
-    figure = chart(panels, columns=2)
-    return ReportFigure("saving", "Quality against what is saved", caption, figure, wide=True)
+    title = "Quality against what is saved"
+    return ReportFigure("saving", title, chart(panels, columns=2), wide=True)
 
 
 def _perplexity_ratio(row: ComparisonRow) -> tuple[float, float] | None:
@@ -156,12 +151,9 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
     if not lines:
         return None
     axes = {"xlabel": "Token reduction on the task (%)", "ylabel": "Accuracy (%)"}
-    caption = "Each point is one way of using the rules; bars are one standard error."
-    if (chance := data.chance_of(task)) is not None:
-        caption += f" Guessing gives {100 * chance:.0f} %."
     title = "Task accuracy against token reduction"
     figure = chart([Panel(list(lines.values()), axes=axes)], width=6.3)  # half of the page's width
-    return ReportFigure("accuracy", title, caption, figure)
+    return ReportFigure("accuracy", title, figure)
 
 
 def _losses(curves: Sequence[Report]) -> ReportFigure | None:
@@ -178,15 +170,7 @@ def _losses(curves: Sequence[Report]) -> ReportFigure | None:
             Line("validation", validation, 1, look={"markersize": 3.5}),
         ]
         panels.append(Panel([line for line in lines if line.points], axes=axes))
-    caption = "Losses while the merge module is trained; the backbone stays frozen."
-    if any(curve["quantity"] != "preference" for curve in drawn):
-        caption += (
-            " A training point is one batch, before its step, of the text that the rules were "
-            "mined on: rules match more often there than in the validation text, more is merged, "
-            "and the loss of the same module is usually higher. Compare each curve with itself."
-        )
-    wide = len(drawn) > 1
-    return ReportFigure("losses", "Loss curves", caption, chart(panels, height=3.1), wide)
+    return ReportFigure("losses", "Loss curves", chart(panels, height=3.1), len(drawn) > 1)
 
 
 def _gapped(points: Sequence[tuple[int, float | None]]) -> list[tuple[float, float]]:
@@ -222,12 +206,8 @@ def _speed(rows: Sequence[Report]) -> ReportFigure | None:
             "xticklabels": [f"{value:,}" for value in lengths],
         }
         panels.append(Panel(lines, axes=axes, levels=[1.0]))
-    caption = (
-        "Measured on this machine, matching and merging included; above the dotted line UMIM is "
-        "faster. Tokens per second are in the table."
-    )
     title = "Speed against the base model"
-    return ReportFigure("speed", title, caption, chart(panels), len(panels) > 1)
+    return ReportFigure("speed", title, chart(panels), len(panels) > 1)
 
 
 def _times_faster(row: Report) -> float | None:
@@ -260,7 +240,7 @@ def _values(data: ReportData) -> Report:
     config = json.dumps(data.config, indent=2, ensure_ascii=False, default=str)
     return {
         "title": f"UMIM report: {data.recipe}",
-        "cards": cards(data),
+        "leading": leading(data),
         "data": data,
         "figures": draw_figures(data),
         "comparison": "",
@@ -304,42 +284,24 @@ def report_tables(data: ReportData) -> str:
     return page("report_tables.md", values)
 
 
-def cards(data: ReportData) -> Report | None:
-    """Return the figures that lead the page, all of one row, and which row that is and why.
+def leading(data: ReportData) -> tuple[ComparisonRow, str] | None:
+    """Return the row whose figures lead the page, and which one it is and why, None without any.
 
     It is the row that the recipe features, or else the one that agrees most with its base model
-    before adaptation; None where no row has any of the figures.
+    before adaptation.
     """
     own = data.base_rows()
     if not own:
         return None
     row, why = max(own, key=agreement), ""
     if data.config.get("headline") is not None and data.rows[0].source == "shipped":
-        row, why = data.rows[0], "featured by the recipe"
+        row, why = data.rows[0], ": featured by the recipe"
     elif len(own) > 1:
-        why = f"highest Top-1 of {len(own)} checkpoints in setting {WT}"
-    listed = [
-        {"name": name, "value": value}
-        for name, value in _cards(row).items()
-        if value.strip(f"{DASH}→ %×")
-    ]
-    label = f"{row.label}, {row.setting}" + (f": {why}" if why else "")
-    return {"cards": listed, "label": label} if listed else None
+        why = f": highest Top-1 of {len(own)} checkpoints in setting {WT}"
+    return row, f"{row.label}, {row.setting}{why}"
 
 
 def agreement(row: ComparisonRow) -> float:
     """Return a row's Top-1 at every state that decoding passes through, or else at unit ends."""
     values = (row.metric("top1_states"), row.metric("top1"))
     return next((value for value in values if value is not None), -1.0)
-
-
-def _cards(row: ComparisonRow) -> dict[str, str]:
-    perplexities = [row.metric(name) for name in ("ppl_base", "ppl_umim")]
-    accuracies = [formatted(one, ".1f", 0.01) for one in row.accuracies() or (None,)]
-    return {
-        "token reduction": formatted(row.metric("token_reduction"), ".1f", 0.01) + " %",
-        "Top-1 agreement with the base model": formatted(row.metric("top1"), ".3f"),
-        "perplexity, base → UMIM": " → ".join(formatted(one, ",.1f") for one in perplexities),
-        "task accuracy in %, base → UMIM": " → ".join(accuracies),
-        "prefill speed, UMIM / base": formatted(row.metric("prefill_speedup"), ".2f") + "×",
-    }

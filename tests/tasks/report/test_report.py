@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks.report.comparison import TASK_TR, ComparisonRow, Measured, cell_row, comparison
 from tasks.report.render import Report
-from tasks.report.report import ReportData, cards, draw_figures, report_tables, write_report
+from tasks.report.report import ReportData, draw_figures, leading, report_tables, write_report
 from tasks.run import pipeline
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 
@@ -129,15 +129,20 @@ def row(scores: Scores | None = None, **fields: object) -> ComparisonRow:
     return cell_row(cell, metrics=metrics, scores=scores or {})
 
 
-def test_the_cards_are_of_the_row_that_is_featured_or_agrees_most_and_say_so() -> None:
+def test_the_cards_are_of_the_row_that_is_featured_or_agrees_most_and_say_so(
+    tmp_path: Path,
+) -> None:
     best = row(tau=50).model_copy(update={"metrics": {"top1": 0.9, "token_reduction": 0.125}})
-    made = cards(ReportData(recipe="r", rows=(row(), best, row(tau=500))))
-    assert made is not None
-    assert made["label"] == "stories260K, τ 50, WT: highest Top-1 of 3 checkpoints in setting WT"
-    assert made["cards"][0] == {"name": "token reduction", "value": "12.5 %"}
+    data = ReportData(recipe="r", rows=(row(), best, row(tau=500)))
+    found, label = leading(data)
+    assert found is best
+    assert label == "stories260K, τ 50, WT: highest Top-1 of 3 checkpoints in setting WT"
+    write_report(tmp_path, data)
+    cards = re.findall(r'class="card"><b>(.*?)</b>', (tmp_path / "report.html").read_text())
+    assert cards == ["12.5 %", "0.900"]
     shipped, config = row().model_copy(update={"source": "shipped"}), {"headline": {}}
-    made = cards(ReportData(recipe="r", rows=(shipped, best), config=config))
-    assert made is not None and made["label"].endswith("(shipped), WT: featured by the recipe")
+    _, label = leading(ReportData(recipe="r", rows=(shipped, best), config=config))
+    assert label.endswith("(shipped), WT: featured by the recipe")
 
 
 def test_columns_that_nobody_measured_are_left_out() -> None:
