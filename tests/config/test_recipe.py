@@ -186,10 +186,6 @@ def test_a_field_out_of_bounds_is_named(
             "Did you mean 'train_tokens'?",
         ),
         (changed("corpus.parts.a.licens", "", MIXTURE), "Did you mean 'licence'?"),
-        (
-            changed("corpus.parts", {"parts": FILES | {"licens": ""}}, MIXTURE),
-            "Did you mean 'licence'?",
-        ),
         (changed("cells.0.depht", 1), "Did you mean 'depth'?"),
         (GOOD | {"max_step": 5}, "'max_steps' is a field of distill, adapt.sft, adapt.dpo."),
         (changed("distill.seed", 5), "'seed' is a field of the recipe itself, corpus."),

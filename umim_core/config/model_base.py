@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -16,7 +16,7 @@ from pydantic import (
     ValidationInfo,
 )
 
-from umim_core.errors import ConfigError, did_you_mean
+from umim_core.errors import ConfigError
 
 T = TypeVar("T")
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -83,29 +83,15 @@ def validated(
 def _right_name(model: type[BaseModel], place: Sequence[int | str]) -> str:
     """Return what to write for an unknown field: one of its section, or the sections of another."""
     *outer, name = (str(part)[:99] for part in place)
-    section, path, is_key = {model}, "", False
-    for part in outer:  # a field, the kind or the place of a model in it
-        fields = [at.model_fields[part] for at in section if part in at.model_fields]
-        if fields and not is_key:
-            section = {inner for field in fields for inner in _models(field.annotation)}
-            path = f"{path}.{part}".removeprefix(".")
-            is_key = any(get_origin(field.annotation) is dict for field in fields)
-            continue
-        if not is_key:
-            section = {at for at in section if _is_of_kind(at, part)} or section
-        is_key = False
-    sections, known = _sections(model), {field for at in section for field in at.model_fields}
-    if name not in sections and (said := did_you_mean(name, sorted(known))):
-        return said
-    for field in get_close_matches(name, sorted(sections), n=1):
-        others = [other for other in sections[field] if other != (path or _TOP)]
-        return f"{field!r} is a field of {', '.join(others) or f'{path} of another kind'}."
+    sections = _sections(model)
+    here = ".".join(part for part in outer if part in sections) or _TOP  # no kinds, no places
+    like = [name] if name in sections else get_close_matches(name, sorted(sections))
+    for field in sorted(like, key=lambda field: here not in sections[field])[:1]:
+        if here in sections[field] and field != name:
+            return f"Did you mean {field!r}?"
+        others = [other for other in sections[field] if other != here]
+        return f"{field!r} is a field of {', '.join(others) or f'{here} of another kind'}."
     return "Leave it out."
-
-
-def _is_of_kind(model: type[BaseModel], kind: str) -> bool:
-    field = model.model_fields.get("kind")
-    return model.__name__ == kind or (field is not None and kind in get_args(field.annotation))
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
