@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from umim_core.baselines.ehpc import (
     Probe,
     best_heads,
     find_evaluator_heads,
-    known_evaluator_heads,
     needle_mass,
     probes,
 )
@@ -122,18 +120,3 @@ def test_the_early_layer_with_the_most_mass_is_found(family: str) -> None:
     layer = int(mass[:3].sum(axis=1).argmax())
     assert layer == 2
     assert find_evaluator_heads(deep) == EvaluatorHeads(layer, (int(mass[layer].argmax()),))
-
-
-def test_heads_are_kept_between_calls_and_damaged_records_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    backbone = word_backbone("llama")
-    found = known_evaluator_heads(backbone)
-    assert found == find_evaluator_heads(backbone)
-    [record] = tmp_path.rglob("*.json")
-    record.write_text('{"layer": 1, "heads": [0, 2]}')
-    assert known_evaluator_heads(backbone) == EvaluatorHeads(1, (0, 2))  # no probe is run
-    for damaged in ('{"layer": 2, "heads": [0]}', '{"layer": 0, "heads": [4]}', "[", "[]"):
-        record.write_text(damaged)
-        assert known_evaluator_heads(backbone) == found

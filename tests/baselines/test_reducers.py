@@ -87,11 +87,6 @@ def made(name: str, backbone: Backbone) -> Method:
     return find_baseline(name).make(backbone, RULES)
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # of evaluator heads
-
-
 @pytest.mark.parametrize("name", REDUCERS)
 def test_budgets_are_exact_protected_tokens_stay_and_repeats_agree(
     name: str, backbone: Backbone, rng: np.random.Generator

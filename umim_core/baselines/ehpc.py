@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from random import Random
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
 from transformers.cache_utils import DynamicCache
@@ -34,8 +33,6 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import layer_range
 from umim_core.baselines.methods import Text, TokenReducer, highest, read_behind
 from umim_core.errors import BackboneError, require
-from umim_core.store.artifacts import json_digest
-from umim_core.store.user_records import remembered
 from umim_core.task_sets.prompt_filling import ADJECTIVES, NOUNS, inserted, sentences
 from umim_core.text.token_ids import Ints
 
@@ -45,7 +42,6 @@ QUERIES: Final = 16
 DEPTHS: Final = tuple(tenth / 10 for tenth in range(1, 10))
 PROBE_TOKENS: Final = 512
 EARLY: Final = 0.6  # of the layers; the paper's three models have theirs within the first 0.57
-_VERSION: Final = 1  # of the choice; raised whenever it changes
 HEADS: Final = 4  # one of so many is taken; the paper takes 8 of 32
 _NEEDLE: Final = "The {key} locker opens with the code {value}."  # of no task that is measured
 _QUESTION: Final = (
@@ -78,30 +74,10 @@ def last_weights(layers: Backbone, ids: Ints, queries: int) -> Tensor:
     return torch.stack(weights)
 
 
+@lru_cache(maxsize=1)  # a table asks for every shard of its questions
 def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
     layers = layer_range(backbone, 0, max(1, round(EARLY * backbone.num_layers)))
     return best_heads(needle_mass(layers, probes(backbone)))
-
-
-def known_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
-    """Return what :func:`find_evaluator_heads` finds, from the user's cache where it is known."""
-    texts = [[text.ids.tolist(), text.needle.start, text.needle.stop] for text in probes(backbone)]
-    key = {
-        "choice": _VERSION,
-        "probes": json_digest(texts),
-        "backbone": backbone.fingerprint,
-        "tokenizer": backbone.tokenizer_fingerprint,
-        "dtype": str(backbone.dtype),
-    }
-    config = backbone.model.config
-    layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
-    return remembered(
-        "evaluator-heads",
-        key,
-        TypeAdapter(EvaluatorHeads),
-        lambda: find_evaluator_heads(backbone),
-        lambda known: known.layer in layers and bool(known.heads) and set(known.heads) <= {*heads},
-    )
 
 
 def best_heads(mass: NDArray[np.float64]) -> EvaluatorHeads:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, Literal
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.baselines.ehpc import EHPC, known_evaluator_heads
+from umim_core.baselines.ehpc import EHPC, find_evaluator_heads
 from umim_core.baselines.evicted_spans import FullCache, evicted_spans
 from umim_core.baselines.h2o import HeavyHitters, score_masked
 from umim_core.baselines.lexical_units import phrases, sentences
@@ -61,7 +61,7 @@ BASELINES: Final[dict[str, Baseline]] = {
     ),
     "ehpc": _of_prompt(
         "Delete the tokens that a few probed heads of an early layer look at the least.",
-        lambda backbone, matcher: EHPC(backbone, known_evaluator_heads(backbone)),
+        lambda backbone, matcher: EHPC(backbone, find_evaluator_heads(backbone)),
     ),
     "last-embedding": _of_prompt(
         "Replace each span that the rules match by its last token embedding.",
