@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from support.engine_matrix import finished_row
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.text_metrics import (
     BERTSCORE,
-    TextFeatures,
     bertscore,
-    chrf,
     exact_match,
     greedy_bertscore,
     pass_at_k,
@@ -24,6 +20,7 @@ from umim_core.evaluation.text_metrics import (
     recall,
     rouge,
     substring_match,
+    token_features,
 )
 
 
@@ -49,15 +46,6 @@ def test_from_three_tokens_on_it_is_the_librarys_matching(lengths: tuple[int, in
     ]
     _, _, f1_of_library = library.greedy_cos_idf(*rows)
     assert greedy_bertscore(text, reference) == pytest.approx(float(f1_of_library), abs=1e-6)
-
-
-def test_chrf_is_one_for_the_reference_and_the_best_of_several_counts() -> None:
-    pytest.importorskip("sacrebleu", reason="sacrebleu is part of the `eval` extra")
-    row = {"references": ["the cat sat", "a dog ran"]}
-    assert chrf(["a dog ran"], row) == {"chrf": pytest.approx(1.0)}
-    assert 0 < chrf(["the cats sit"], row)["chrf"] < 1
-    assert chrf(["zzzz"], row) == {"chrf": 0.0}
-    assert chrf(["the cat sat", "zzzz"], row) == {"chrf": pytest.approx(0.5)}
 
 
 def f1(matches: int, answer: int, reference: int) -> float:
@@ -128,16 +116,7 @@ def own_states(text: str, backbone: Backbone) -> torch.Tensor:
 def test_features_are_the_last_states_of_each_text_alone(
     batch_size: int, backbone: Backbone
 ) -> None:
-    found = TextFeatures(backbone).of_tokens([*TEXTS, ""], batch_size)
+    found = token_features([*TEXTS, ""], backbone, batch_size)
     assert len(found) == 4 and found[3].shape == (0, backbone.hidden_size)
     for states, text in zip(found, TEXTS, strict=False):
         torch.testing.assert_close(states, own_states(text, backbone), rtol=1e-4, atol=1e-5)
-
-
-def test_reductions_of_a_text_are_those_of_its_row() -> None:
-    row = finished_row((5, 6, 7), (1, 2, 1, 2, 1), (2, 3, 4, 4, 5), [(0, 2)])  # U = 1 2 2 3
-    assert GeneratedText.of_row("any", row, 3).reductions == {
-        "prompt_tr": pytest.approx(1 / 3),
-        "gen_kv_tr": pytest.approx(1 / 4),
-        "cumulative_kv_tr": pytest.approx(1 - 8 / 10),
-    }

@@ -15,7 +15,7 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.shape import BackboneShape
 from umim_core.config.evaluate import BenchmarkConfig
-from umim_core.errors import ConfigError, EvaluationError
+from umim_core.errors import EvaluationError
 from umim_core.inference.engine import Engine
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
@@ -184,12 +184,6 @@ def test_spans_realise_the_reduction_while_reading_and_while_decoding(reduction:
         assert span == list(range(token + 1 - len(span), token + 1))
         units[len(units) - step.rollback[0] :] = [len(span)]
     assert units == rules.segment(text[:41])[1].tolist()
-
-
-@pytest.mark.parametrize("reduction", [0.0, 0.76, -0.1])
-def test_a_reduction_that_spans_cannot_give_is_refused(reduction: float) -> None:
-    with pytest.raises(ConfigError, match=r"above 0 and at most 0\.75"):
-        FixedSpans(reduction)
 
 
 LENGTHS = (256, 512, 1024)

@@ -1,4 +1,4 @@
-"""Metrics of generated texts by name: matches, code tests, contests, ROUGE, chrF, BERTScore.
+"""Metrics of generated texts by name: matches, code tests, contests, ROUGE, BERTScore.
 
 A metric takes the texts that answer one question and the question's row, and returns its figures,
 the mean over the texts. Tasks name metrics (``GenerationSet.metrics``, ``text_metrics`` of a YAML
@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import comb
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -152,56 +151,27 @@ def _lines(text: str) -> str:
 
 @cache
 def _rouge_scorer() -> RougeScorer:
-    from rouge_score.rouge_scorer import RougeScorer  # it comes with lm-eval, as sacrebleu does
+    from rouge_score.rouge_scorer import RougeScorer  # it comes with lm-eval
 
     return RougeScorer(list(KINDS), use_stemmer=True)
 
 
-def chrf(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
-    """Return chrF, 0..1; of several references the best counts.
-
-    Source: Popovic, 2015; paper, "Generation Quality".
-    """
-    from sacrebleu.metrics.chrf import CHRF
-
-    scorer, references = CHRF(), list(row["references"])
-    scores = [float(scorer.sentence_score(text, references).score) / 100 for text in texts]
-    return {"chrf": sum(scores) / len(scores)}
-
-
-@dataclass(frozen=True)
-class TextFeatures:
-    """Features of texts, each read alone: last hidden states of a causal model."""
-
-    backbone: Backbone
-
-    @property
-    def label(self) -> str:
-        """What they are, and of which model; files by their own name and a digest."""
-        name, place = self.backbone.name, Path(self.backbone.name)
-        if place.exists():
-            name = f"{place.resolve().name} ({self.backbone.fingerprint[:12]})"
-        return f"stand-in features: hidden states of {name} after its last block and final norm"
-
-    @torch.no_grad()
-    def of_tokens(self, texts: Sequence[str], batch_size: int = 16) -> list[Tensor]:
-        """Return the features of every token of every text [T, d], float32 on the CPU."""
-        most, device = self.backbone.max_positions, self.backbone.device
-        ids = [self.backbone.encode(text)[:most] for text in texts]
-        features: list[Tensor] = []
-        for first in range(0, len(ids), batch_size):
-            rows = ids[first : first + batch_size]
-            longest = max(1, *map(len, rows))
-            # Padding follows the texts, and no token of a causal model sees what follows it.
-            padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
-            states = self.backbone.hidden(self.backbone.embed(padded.to(device))).float().cpu()
-            features += [state[: len(row)] for state, row in zip(states, rows, strict=True)]
-        return features
+@torch.no_grad()
+def token_features(texts: Sequence[str], backbone: Backbone, batch_size: int = 16) -> list[Tensor]:
+    """Return the last hidden state of every token of every text [T, d], float32 on the CPU."""
+    ids = [backbone.encode(text)[: backbone.max_positions] for text in texts]
+    features: list[Tensor] = []
+    for first in range(0, len(ids), batch_size):
+        rows = ids[first : first + batch_size]
+        longest = max(1, *map(len, rows))
+        # Padding follows the texts, and no token of a causal model sees what follows it.
+        padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+        states = backbone.hidden(backbone.embed(padded.to(backbone.device))).float().cpu()
+        features += [state[: len(row)] for state, row in zip(states, rows, strict=True)]
+    return features
 
 
-@cache
-def features_of(name: str) -> TextFeatures:
-    return TextFeatures(load_backbone(name))
+_backbone = cache(load_backbone)
 
 
 def greedy_bertscore(text: Tensor, reference: Tensor) -> float:
@@ -225,8 +195,8 @@ def greedy_bertscore(text: Tensor, reference: Tensor) -> float:
 
 def bertscore(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
     """Return the F1 by the features that the row names; of several references the best counts."""
-    features = features_of(row["features"])
-    answers, references = features.of_tokens(texts), features.of_tokens(row["references"])
+    backbone = _backbone(row["features"])
+    answers, references = (token_features(each, backbone) for each in (texts, row["references"]))
     scores = [max(greedy_bertscore(text, each) for each in references) for text in answers]
     return {BERTSCORE: sum(scores) / len(scores)}
 
@@ -243,7 +213,6 @@ class TextMetric:
 
 TEXT_METRICS: Final = {
     "bertscore": TextMetric((BERTSCORE,), bertscore, needs_features=True),
-    "chrf": TextMetric(("chrf",), chrf),
     "code_tests": TextMetric(PASS_FIGURES, code_tests, runs_code=True),
     "contest_answer": TextMetric(PASS_FIGURES, contest_answer),
     "exact_match": TextMetric(("exact_match",), exact_match),

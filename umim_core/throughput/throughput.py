@@ -188,16 +188,13 @@ class _FixedSuffixes(SuffixMatcher):
 
 
 class FixedSpans(Matcher):
-    """Cut a text into spans of equal size, for a controlled token reduction, at most 0.75.
+    """Cut a text into spans of equal size, for a controlled token reduction.
 
-    Pairs give up to 0.5, spans of four more: a share of them becomes one unit each. At 0.5 the ids
-    7 8 9 become the units (7,8) (9): starts 0 2, lengths 2 1.
+    Pairs give up to 0.5, spans of four up to 0.75: a share of them becomes one unit each. At 0.5
+    the ids 7 8 9 become the units (7,8) (9): starts 0 2, lengths 2 1.
     """
 
     def __init__(self, token_reduction: float = 0.5) -> None:
-        rule = "spans of four give a token reduction above 0 and at most 0.75"
-        fits = 0.0 < token_reduction <= 0.75
-        require(fits, ConfigError, rule, token_reduction, "Choose one between.")
         super().__init__(RuleSet.from_spans([]))
         self._size = 2 if token_reduction <= 0.5 else LONGEST
         self._share = token_reduction * self._size / (self._size - 1)
