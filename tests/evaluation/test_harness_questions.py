@@ -70,20 +70,15 @@ def math(place: int) -> Row:
 FEW = ("arc", "hellaswag", "hendrycks_ethics", "gsm8k", "mmlu/default", "ruler")
 
 
-@pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.full)])
-def index(request: pytest.FixtureRequest) -> TaskManager | None:
-    """Index of some folders of lm-eval; None stands for all, which takes 20 s to build."""
-    if request.param == "all":
-        return None
+@pytest.fixture(scope="module", autouse=True)
+def _index() -> Iterator[None]:
+    """Index some folders of lm-eval; that of all takes 20 s to build."""
     folders = [Path(lm_eval.tasks.__file__).parent / name for name in FEW]
     assert all(folder.is_dir() for folder in folders)
-    return TaskManager(include_path=folders, include_defaults=False, metadata={})
-
-
-@pytest.fixture(autouse=True)
-def _index(index: TaskManager | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if index is not None:
-        monkeypatch.setattr(lm_eval_tasks, "_shipped", lambda: index)
+    index = TaskManager(include_path=folders, include_defaults=False, metadata={})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lm_eval_tasks, "_shipped", lambda: index)
+        yield
 
 
 @pytest.fixture

@@ -35,9 +35,6 @@ REFUSED = [
     ({"max_length": "long"}, "max_length must be .*; got long"),
     ({"max_length": -5.0}, "max_length must be .*; got -5.0"),
     ({"merge": "none", "allow_backbone_mismatch": "why"}, "must not come with merge=none"),
-    ({"match": "umim"}, "match is the budget of a baseline"),
-    ({"match": "hf", **BASELINE}, "match must be umim"),
-    ({"match": "umim", "target_tr": 0.1, **BASELINE}, "a baseline has one budget"),
     ({"protect": "c", **BASELINE}, "protect is of the checkpoint's own rules"),
     ({"merge": "all", **BASELINE}, "merges prompts only; got .*truncation.*all"),
     ({"merge": "none", **BASELINE}, "merges prompts only; got .*truncation.*none"),
@@ -75,8 +72,6 @@ def test_arguments_of_the_model_win_over_those_of_the_command(checkpoint_path: P
         with pytest.raises(GenerationError, match="needs a tokenizer with a chat template"):
             model.chat_template(named)
     assert model.chat_template(False) is None
-    with pytest.raises(ConfigError, match="prefix_token_id must be an id below"):
-        UmimLM(str(checkpoint_path), device="cpu", prefix_token_id=1 << 20)
 
 
 def test_another_backbone_is_taken_for_a_reason(

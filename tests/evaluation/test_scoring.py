@@ -184,7 +184,7 @@ def test_reducers_get_the_question_and_the_cue_stays(
         assert model.backbone.decode(text.ids[text.protected].tolist()).strip() == cue
 
 
-@pytest.mark.parametrize("budget", [{}, {"match": "umim"}, {"target_tr": 0.4}])
+@pytest.mark.parametrize("budget", [{}, {"target_tr": 0.4}])
 def test_a_method_scores_and_generates_behind_what_stays(
     checkpoint_path: Path, budget: dict[str, Any]
 ) -> None:

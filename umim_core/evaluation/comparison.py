@@ -5,8 +5,8 @@
 
 lm-eval 0.4.13 gives a model its requests, never its tasks, and offers no other place for this. The
 first model of ours puts a function in the place of ``lm_eval.evaluator.evaluate``; other models
-pass through it unchanged. Who took lm-eval's function before that calls the old one: a model with
-``compare=base`` then refuses its first request.
+pass through it unchanged. Who took lm-eval's function before that calls the old one, without
+differences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, cast
 import numpy as np
 from lm_eval import evaluator
 from lm_eval.api.metrics import mean
-from lm_eval.api.model import CachingLM
 from lm_eval.api.task import Task
 from lm_eval.evaluator_utils import _handle_back_comp
 
@@ -53,7 +52,7 @@ def _extended(
     @wraps(evaluate)
     def evaluate_of_umim_models(*args: P.args, **kwargs: P.kwargs) -> Results | None:
         named = signature(evaluate).bind(*args, **kwargs).arguments
-        model = named["lm"].lm if isinstance(named["lm"], CachingLM) else named["lm"]
+        model = named["lm"]  # a CachingLM merges nothing
         if isinstance(model, kind):
             model.chats.applied = bool(named.get("apply_chat_template"))
         if not isinstance(model, kind) or model.compare is None:
@@ -63,11 +62,7 @@ def _extended(
         again = cast("Callable[..., Results | None]", evaluate)
         with _generators_kept(tasks, model):
             theirs = again(**{**named, "lm": model.base_model(), "log_samples": True})
-        model.comparing = True
-        try:
-            ours = again(**{**named, "log_samples": True})
-        finally:
-            model.comparing = False
+        ours = again(**{**named, "log_samples": True})
         if ours is None or theirs is None:  # a process that gathers no results
             return None
         for name, task in tasks.items():

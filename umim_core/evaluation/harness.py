@@ -149,8 +149,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     Raises:
         ConfigError: If ``merge`` or ``method`` is unknown, a method comes with another ``merge``
             than ``prompt``, what needs merging (``raw_tail``, ``compare``, ``budget`` ...) with
-            ``none``, ``match`` without a method, or ``target_tr`` with ``match``, with ``budget``
-            or with a span merger.
+            ``none``, or ``target_tr`` with ``budget`` or with a span merger.
         CheckpointError: If the checkpoint cannot be loaded.
         BackboneMismatchError: If the backbone is not the checkpoint's own.
     """
@@ -169,9 +168,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         max_batch_size: int = 64,
         max_length: int | None = None,
         add_bos_token: bool | None = None,
-        prefix_token_id: int | None = None,
         method: str | None = None,
-        match: Literal["umim"] | None = None,
         target_tr: float | None = None,
         allow_backbone_mismatch: str | None = None,
         raw_tail: int | None = None,
@@ -190,7 +187,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         reads = given != "none" or backbone is None
         asked = {
             "compare": compare,
-            "match": match,
             "method": method,
             "target_tr": target_tr,
             "protect": protect,
@@ -220,11 +216,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         self.backbone = merged_model.backbone
         if self.backbone.tokenizer is None:
             raise BackboneError("lm-eval needs a tokenizer", self.backbone.name, "Attach one.")
-        if prefix_token_id is not None:
-            vocabulary = self.backbone.vocab_size
-            rule = f"prefix_token_id must be an id below {vocabulary}"
-            fits = type(prefix_token_id) is int and 0 <= prefix_token_id < vocabulary
-            require(fits, ConfigError, rule, prefix_token_id, "Leave it out.")
         super().__init__(
             pretrained=self.backbone.model,
             tokenizer=self.backbone.tokenizer,
@@ -232,14 +223,12 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             max_batch_size=max_batch_size,
             max_length=max_length,
             add_bos_token=add_bos_token,
-            prefix_token_id=prefix_token_id,
         )
         self.merged_model, self.method, self.compare = merged_model, method, compare
         roles_of_config = USER if config is None else config.roles
         self.chats = ChatContexts(self.backbone.tokenizer, named_roles or roles_of_config)
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
         self.scorer: RequestScorer | None = None  # for lm-eval's own ``hf`` scores
-        self.comparing = False  # within an evaluation that runs the base model, too
         # By task, question, and whether a context stands before what is scored.
         self._sizes: dict[tuple[str | None, int | None, bool], Sizes] = {}
         compare_in_evaluate(UmimLM)
@@ -338,7 +327,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             max_batch_size=self.max_batch_size,
             max_length=self.max_length,
             add_bos_token=self.add_bos_token,
-            prefix_token_id=self.prefix_token_id,
         ).sharing_contexts()
 
     def sharing_contexts(self) -> UmimLM:
@@ -352,11 +340,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return self
 
     def check_requests(self, requests: Sequence[Instance]) -> None:
-        """Refuse texts that are none before the first forward, and a comparison that cannot be."""
-        rule = f"compare={self.compare} needs evaluate() as it is after a UmimLM was made"
-        found = "a call of the function that was imported before"
-        remedy = "Use lm_eval.simple_evaluate, or call lm_eval.evaluator.evaluate by that name."
-        require(self.compare is None or self.comparing, ConfigError, rule, found, remedy)
+        """Refuse texts that are none before the first forward."""
         for request in requests:
             text, *more = request.args  # an answer, or kwargs of generation
             stops = (more[0].get("until") or []) if more and isinstance(more[0], dict) else more

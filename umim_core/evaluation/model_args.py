@@ -53,14 +53,11 @@ def check_modes(asked: Mapping[str, Any], merge: Merge, raw_tail: int) -> Target
     if "roles" in given:
         check_roles(given["roles"])
     none, method = merge == "none", given.get("method")
-    match, target_tr, protect = (given.get(name) for name in ("match", "target_tr", "protect"))
+    target_tr, protect = given.get("target_tr"), given.get("protect")
     target = target_tr is not None
     on_cache = method is not None and find_baseline(method).side == "cache"
     broken = {
         "compare must be base": given.get("compare", "base") != "base",
-        "match must be umim, the token reduction of the rules": match not in (None, "umim"),
-        "match is the budget of a baseline (method)": match and method is None,
-        "a baseline has one budget: match=umim or target_tr": match and target,
         "a baseline merges prompts only": method is not None and merge != "prompt",
         "protect is of the checkpoint's own rules, not of a baseline": method and protect,
         "raw_tail changes nothing of a policy that reads contexts whole": (
