@@ -37,15 +37,13 @@ def check_depth(depth: int, layers: int) -> None:
     require(depth < layers, ConfigError, rule, depth, "Choose a smaller one.")
 
 
-def untrained_checkpoint(
-    backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int = 0
-) -> Checkpoint:
+def untrained_checkpoint(backbone: Backbone, rules: RuleSet, form: ModuleForm) -> Checkpoint:
     """Return a checkpoint that needs no training: a span has the anchor of the form's residual."""
     rule, remedy = "an untrained module must have a residual", "Choose last or exponential."
     require(form.residual != "none", ConfigError, rule, form.residual, remedy)
     rules.check_for_module(
         backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
     )
-    module = fresh_module(backbone, rules, form, seed)
+    module = fresh_module(backbone, rules, form, seed=0)
     merged_model = MergedModel(backbone, module, Matcher(rules))
-    return Checkpoint.of(merged_model, {"steps": 0, "seed": seed})
+    return Checkpoint.of(merged_model, {"steps": 0, "seed": 0})

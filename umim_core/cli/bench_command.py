@@ -12,9 +12,7 @@ import typer
 from umim_core.backbone.devices import default_device
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
-from umim_core.cli.documented import AtLeast0OrNone
 from umim_core.config.evaluate import BenchmarkConfig
-from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -46,8 +44,6 @@ def bench(
     pairs: int = 5,
     text: Path | None = None,
     device: str | None = None,
-    merge: Merge | None = None,
-    raw_tail: AtLeast0OrNone = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Time a checkpoint against its base model: prefill, decode, memory and whether it pays.
@@ -87,10 +83,10 @@ def bench(
 
     told = held_out_text() if text is None else shared.text_of(text, "--text")
     place = default_device() if device is None else device
-    umim = model.load(place, merge)
+    umim = model.load(place)
     if prompt_lengths is None:
         config = _fitting(config, umim.backbone.max_positions)
-    merge, raw_tail = umim.checkpoint.config.recommended(merge, raw_tail)
+    merge, raw_tail = umim.checkpoint.config.recommended()
     options = replace(EVERYWHERE, merge=merge, raw_tail=raw_tail)
     needed = tokens_needed(config) + config.pairs * config.new_tokens  # that the runs can use
     ids = np.array(umim.backbone.encode(told[: _CHARACTERS * needed])[:needed], dtype=np.int64)

@@ -9,7 +9,6 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag
-from umim_core.cli.documented import AtLeast0
 from umim_core.config.form import ModuleForm, UnitPositions
 
 
@@ -19,10 +18,8 @@ def init(
     rules: Path = Path(),
     out: Path | None = None,
     residual: Literal["last", "exponential"] = "last",
-    rule_rows: int = shared.of_field(ModuleForm, "rule_rows"),
     unit_positions: UnitPositions = shared.of_field(ModuleForm, "unit_positions"),
     merge_depth: int = shared.of_field(ModuleForm, "merge_depth"),
-    seed: AtLeast0 = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Make a checkpoint without training; umim train with the same residual starts from there.
@@ -30,7 +27,6 @@ def init(
     Options:
         residual: What stands for a span: the embedding of its last token, or an average that weighs
             later tokens more.
-        seed: Of the weights that training starts from.
     """
     shared.given_rules(rules)
     from umim_core.checkpoint.checkpoint_index import own_place
@@ -44,7 +40,7 @@ def init(
 
     form = shared.of_context(context, ModuleForm, {"module_positions": "learned"})
     backbone = load_backbone(shared.from_anywhere(model))
-    checkpoint = untrained_checkpoint(backbone, RuleSet.load(rules), form, seed)
+    checkpoint = untrained_checkpoint(backbone, RuleSet.load(rules), form)
     checkpoint.save(place.directory)
     count, what = len(checkpoint.rules), "state" if merge_depth else "embedding"
     span = "its last token" if residual == "last" else "an average of its tokens"

@@ -12,7 +12,7 @@ from umim_core.checkpoint.checkpoint_index import artifact_root, own_checkpoint,
 from umim_core.checkpoint.next_steps import TASKS_FOLDER
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.cli.documented import AtLeast0, AtLeast1, MaybeArgument
+from umim_core.cli.documented import AtLeast1, MaybeArgument
 from umim_core.embedded.assets import Asset, embedded_names, embedded_path
 from umim_core.errors import ConfigError, did_you_mean, look_up, require
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
@@ -103,27 +103,25 @@ def task_text(
     tokenizer: Annotated[str, typer.Option()],
     out: Annotated[Path, typer.Option()],
     questions: AtLeast1 = 100,
-    seed: AtLeast0 = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Write prompts of a task's training split, to mine rules from and to train on.
 
-    The split is drawn apart from the scored one, whatever the seed. Each line holds one prompt with
-    its answers as `text`.
+    The split is drawn apart from the scored one. Each line holds one prompt with its answers as
+    `text`.
 
     Options:
         name: A generated task, e.g. umim_ruler_4k.
         tokenizer: The backbone, or its tokenizer's directory.
         out: File of JSON lines to write.
         questions: Prompts to write.
-        seed: Seed of what is drawn.
     """
     from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.store.disk import write_rows
     from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
 
     task = GENERATION_TASKS.find(name)
-    options = TaskOptions(task_seed=seed, task_questions=questions)
+    options = TaskOptions(task_questions=questions)
     rows = make_rows(task, options, load_tokenizer(tokenizer), "train")
     parts = [(row["prompt"], row["answer_prefix"], ", ".join(row["references"])) for row in rows]
     write_rows(out, [{"text": " ".join(filter(None, texts))} for texts in parts])

@@ -10,7 +10,7 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.cli.documented import AtLeast0OrNone, AtLeast1
+from umim_core.cli.documented import AtLeast1
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.text.reading import Reading
 
@@ -24,7 +24,6 @@ def ppl(
     max_segments: AtLeast1 = 64,
     batch_size: AtLeast1 = 8,
     prompt: bool = False,
-    raw_tail: AtLeast0OrNone = None,
     read_as: Reading,
     device: str = "cpu",
     as_json: JsonFlag = False,
@@ -45,8 +44,6 @@ def ppl(
         prompt: Read the first half of each window as a prompt, merged as generate merges it, and
             score the second half, raw.
     """
-    rule, remedy = "--raw-tail is of prompts", "Add --prompt, or leave it out."
-    require(raw_tail is None or prompt, ConfigError, rule, raw_tail, remedy)
     from umim_core.text.sources import source_of
 
     source = source_of(tuple(files), read_as)
@@ -76,7 +73,7 @@ def ppl(
     documents = windows[-1].document + 1
     merged_model, prompts = umim.merged_model, dict[str, object]()
     if prompt:
-        merge, raw_tail = umim.checkpoint.config.recommended("prompt", raw_tail)
+        merge, raw_tail = umim.checkpoint.config.recommended("prompt")
         windows = second_halves(windows)
         rows = [window.ids for window in windows]
         base, ours = (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from umim_core.checkpoint.checkpoint_files import named_place, read_config
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.cli.documented import AtLeast0, OfFile
+from umim_core.cli.documented import OfFile
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import ArtifactError, ConfigError
 from umim_core.text.reading import Reading
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from umim_core.text.sources import Source
 
 
+_TOP: Final = 20  # most frequent spans that are shown
+
+
 def rules(
     directory: Annotated[str, typer.Argument(metavar="DIR")],
     heldout: OfFile = None,
     tokenizer: str | None = None,
-    top: AtLeast0 = 20,
     scan: bool = False,
     *,
     read_as: Reading,
@@ -39,7 +41,6 @@ def rules(
         directory: Rule directory, checkpoint or embedded name.
         heldout: Held-out text or .npy ids; may be repeated.
         tokenizer: Embedded name, directory or hub id; known for an embedded DIR.
-        top: Most frequent spans to show.
         scan: Look for addresses, keys, numbers; status 1 if any.
     """
     from umim_core.rules.inspection import top_rules, visible
@@ -71,7 +72,7 @@ def rules(
             "count": count,
             "text": None if known is None else decode(known, ids, special=True),
         }
-        for ids, count in top_rules(ruleset, top)
+        for ids, count in top_rules(ruleset, _TOP)
     ]
     document: dict[str, object] = {
         "directory": directory,

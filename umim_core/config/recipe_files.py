@@ -73,10 +73,6 @@ def read_recipe_file(path: Path) -> object:
     try:
         text = read_bytes(path, _MAX_BYTES).decode("utf-8-sig")
         return _Loader(text).get_single_data()
-    except FileNotFoundError as error:
-        raise ConfigError(
-            "a recipe file must exist", str(path), "`python -m flows recipes` lists the recipes."
-        ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
