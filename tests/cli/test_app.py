@@ -213,17 +213,12 @@ NAME = "umim-docs-llama"
 FEW = ("--max-new-tokens", "3")
 COMMANDS = {
     "help": ("--help",),
-    "help of a command": ("mine", "--help"),
     "version": ("--version",),
     "compress": ("compress", SHOWN, "-c", NAME),
     "compress as JSON": ("compress", SHOWN, "-c", NAME, "--json"),
-    "generate": ("generate", SHOWN, "-c", NAME, *FEW),
     "generate, shown": ("generate", SHOWN, "-c", NAME, "--show", *FEW),
     "generate, streamed": ("generate", SHOWN, "-c", NAME, "--stream", *FEW),
-    "rules": ("rules", NAME),
     "path": ("path",),
-    "baselines": ("baselines",),
-    "task-text": ("task-text", "--help"),
 }
 
 

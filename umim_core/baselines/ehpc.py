@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from random import Random
 from typing import Final
 
@@ -74,10 +74,16 @@ def last_weights(layers: Backbone, ids: Ints, queries: int) -> Tensor:
     return torch.stack(weights)
 
 
-@lru_cache(maxsize=1)  # a table asks for every shard of its questions
+# Of the backbones of this process: a table asks for every shard of its questions.
+_FOUND: Final[dict[tuple[str, str, torch.dtype], EvaluatorHeads]] = {}
+
+
 def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
-    layers = layer_range(backbone, 0, max(1, round(EARLY * backbone.num_layers)))
-    return best_heads(needle_mass(layers, probes(backbone)))
+    key = backbone.fingerprint, backbone.tokenizer_fingerprint, backbone.dtype
+    if key not in _FOUND:
+        layers = layer_range(backbone, 0, max(1, round(EARLY * backbone.num_layers)))
+        _FOUND[key] = best_heads(needle_mass(layers, probes(backbone)))
+    return _FOUND[key]
 
 
 def best_heads(mass: NDArray[np.float64]) -> EvaluatorHeads:

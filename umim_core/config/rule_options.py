@@ -76,8 +76,9 @@ class RuleSearch(RuleFilters):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
+        filters = {name: getattr(self, name) for name in AS_FOUND}
         if self.spans is not None and not (
-            self.unfiltered and self.source == "frequency" and self.rule_budget is None
+            filters == AS_FOUND and self.source == "frequency" and self.rule_budget is None
         ):
             raise ValueError(
                 "spans are chosen among all frequent n-grams: leave overlap, containment, source "
@@ -92,10 +93,6 @@ class RuleSearch(RuleFilters):
         elif self.longest != type(self).model_fields["longest"].default:
             raise ValueError("confidence rules are runs of 2 to 4 tokens; leave longest out")
         return self
-
-    @property
-    def unfiltered(self) -> bool:
-        return {"overlap": self.overlap, "containment": self.containment} == AS_FOUND
 
 
 class MiningConfig(Model):
