@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import yaml
 
@@ -35,8 +35,6 @@ _WORDS: Final = {
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
-
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Read a mapping; its keys are words, each given once."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -56,6 +54,7 @@ class _Loader(yaml.SafeLoader):
         _refuse(node, rule + "write it in decimal digits, or in quotes for text")
 
 
+_Loader.yaml_implicit_resolvers = {}  # not those of YAML 1.1
 for _tag, _shape in _WORDS.items():
     _Loader.add_implicit_resolver(_tag, re.compile(rf"(?:{_shape})\Z"), None)
 _Loader.add_constructor(_OLD_NUMBER, _Loader.construct_old_number)
