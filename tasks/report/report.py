@@ -48,7 +48,7 @@ class ReportData(BaseModel):
         rule_counts: N-grams by order that reach the threshold (``raw``), pass the overlap filter
             (``overlap``), are rules (``rules``).
         examples: Texts cut into ``spans`` (text, raw tokens of the unit).
-        chance: Accuracy of guessing, 0..1; of several tasks by task.
+        chance: Accuracy of guessing by task, 0..1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,10 +63,7 @@ class ReportData(BaseModel):
     break_even: tuple[Report, ...] = ()
     rule_counts: tuple[Report, ...] = ()
     examples: tuple[Report, ...] = ()
-    chance: float | dict[str, float] | None = None
-
-    def chance_of(self, task: str) -> float | None:
-        return self.chance.get(task) if isinstance(self.chance, dict) else self.chance
+    chance: dict[str, float] = Field(default_factory=dict)
 
     @property
     def task(self) -> str:
@@ -266,7 +263,6 @@ def report_tables(data: ReportData) -> str:
         "data": data,
         "scores": scores,
         "tasks": tasks,
-        "chances": {task: data.chance_of(task) for task in tasks},
         "states": STATES,
         "aligned": [r for r in data.rows if any(r.metric(n) is not None for n in _ALIGNED)],
         "perplexities": [r for r in data.rows if any(n.startswith("ppl_") for n in r.metrics)],

@@ -34,13 +34,12 @@ _EXAMPLE_TOKENS = 160
 _PAIRS = 0.5  # of which labels say no share: two tokens are always one unit
 
 
-@stage(version=7)
+@stage(version=8)
 def report_stage(out: Path, _: Site, *, recipe: Recipe, results: list[Result]) -> Metrics:
     """Write ``report.html`` and ``report.json``."""
     rows = comparison_rows(results, recipe.seed)
     cells_first = sorted(results, key=lambda result: result.cell is None)
     speeds = [_measured_speeds(result) for result in cells_first]
-    chances = {task: TASKS.find(task).chance for row in rows for task in row.tasks}
     data = ReportData(
         recipe=recipe.name,
         config=recipe.model_dump(mode="json"),
@@ -59,7 +58,7 @@ def report_stage(out: Path, _: Site, *, recipe: Recipe, results: list[Result]) -
             for result in results
             if result.filtered is not None
         ),
-        chance=chances if len(chances) > 1 else next(iter(chances.values()), None),
+        chance={task: TASKS.find(task).chance for row in rows for task in row.tasks},
         examples=(_example(rows, results),),
     )
     write_report(out, data)

@@ -30,7 +30,6 @@ from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import DistillConfig, PreferenceConfig
 from umim_core.config.rule_options import RuleFilters, RuleOptions
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.publication import publish_directory
 from umim_core.task_sets.spec import TaskSplit, read_questions
 from umim_core.text.token_ids import encode
 from umim_core.training.token_rows import TokenRows
@@ -123,8 +122,8 @@ def sft_stage(
 ) -> Metrics:
     """Distil on task sequences: from a checkpoint, or from random weights for task rules alone."""
     job = _started(training.job(out, site), start)
-
-    def save(split: TaskSplit, place: Path) -> None:
+    rows = {split: job.state / "rows" / split for split in _SPLITS}
+    for split, place in rows.items():
         sequences = task_sequences(
             read_questions(questions.file(split)),
             partial(encode, training.backbone.tokenizer.loaded),
@@ -132,14 +131,9 @@ def sft_stage(
             training.max_tokens,
         )
         ids, merged = [ids.tolist() for ids, _ in sequences], [most for _, most in sequences]
+        place.mkdir(parents=True, exist_ok=True)
         TokenRows.of_rows(ids, merged).save(place)
-
-    places = {split: job.state / "rows" / split for split in _SPLITS}
-    for split, place in places.items():  # a killed attempt leaves whole rows or none
-        if not place.exists():
-            publish_directory(place, partial(save, split))
-    rows = {split: str(place) for split, place in places.items()}
-    return launch(replace(job, **rows), site.lease)
+    return launch(replace(job, train=str(rows["train"]), valid=str(rows["valid"])), site.lease)
 
 
 @stage(version=5, resumable=True, of_run=_DECIDES_BITS)

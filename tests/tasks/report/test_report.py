@@ -68,7 +68,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         throughput=tuple(speed("llama", size, 1000) for size in (256, 512, 1024)),
         rule_counts=({"label": "docs", "raw": {"2": 12345}, "overlap": {}, "rules": {"2": 7}},),
         examples=({"label": "llama", "spans": [("a <b>", 3), (" & c", 1), (" d e", 2)]},),
-        chance=0.25,
+        chance={DEFAULT_TASK: 0.25},
     )
     folder = tmp_path_factory.mktemp("report")
     write_report(folder, data)
