@@ -42,7 +42,7 @@ from umim_core.mining.counting import (
 from umim_core.mining.hashing import PartitionedCounts, rank_indexes, sort_pairs
 from umim_core.mining.kernel import PARTITIONS
 from umim_core.rules.grams import LONGEST, NgramCounts, orders_to
-from umim_core.text.token_ids import Offsets, Tokens
+from umim_core.text.token_ids import AnyInts, Offsets
 from umim_core.text.tokens import TokenFiles
 
 AGAIN = "Run the same command again; finished orders are kept."
@@ -74,9 +74,9 @@ class Corpus:
     offsets: Offsets
     excluded: tuple[int, ...] = ()
 
-    def open(self) -> Tokens:
+    def open(self) -> AnyInts:
         """Return the tokens, memory-mapped where they are files."""
-        return TokenFiles.open(self.tokens) if isinstance(self.tokens, Path) else self.tokens
+        return TokenFiles.open(self.tokens).ids if isinstance(self.tokens, Path) else self.tokens
 
 
 def cluster_cpus() -> int:

@@ -1,14 +1,15 @@
 """Tokenising a corpus in parallel: one job per (split, file), a part written where the job runs.
 
 Workers write into the stage's folder, on the driver's machine unless all nodes share its disk; one
-that does not see the folder writes nothing. The driver reads every part and compares its digest
-with the worker's before it writes an index.
+that does not see the folder writes nothing. The driver joins the parts of a split.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -24,10 +25,9 @@ from umim_core.errors import (
     UmimError,
     require,
 )
-from umim_core.store.scratch import sweep
 from umim_core.text.documents import BadRows
 from umim_core.text.sources import HubDataset, Source, TextFiles, TokenIds
-from umim_core.text.tokens import TokenPart, cut_part, iter_token_pieces, write_index, write_part
+from umim_core.text.tokens import iter_token_pieces, join_tokens, write_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,23 +47,23 @@ class TokenizerRef:
 @dataclass(frozen=True)
 class TokenJob:
     split: str
-    part: int
+    part: int | None  # None of a split of one file
     source: Source
-    directory: Path
+    directory: Path  # of the split
     tokenizer: TokenizerRef
     limit: int | None = None
+
+    @property
+    def place(self) -> Path:
+        return self.directory if self.part is None else self.directory / f"{self.part:05d}"
 
 
 @dataclass
 class Tokenized:
-    """Parts and skipped rows of one job, or of all jobs of a split."""
+    """Size and skipped rows of one job, or of all jobs of a split."""
 
-    parts: list[TokenPart] = field(default_factory=list)
+    tokens: int = 0
     bad: BadRows = field(default_factory=BadRows)
-
-    @property
-    def tokens(self) -> int:
-        return sum(part.tokens for part in self.parts)
 
 
 Outcome = Tokenized | UmimError
@@ -82,8 +82,10 @@ def split_jobs(
         names = [file.location for file in source.files()]
         places = [name if is_address(name) else os.path.abspath(name) for name in names]
         sources = [source.model_copy(update={"paths": (place,)}) for place in places]
+    parts = [None] if len(sources) == 1 else range(len(sources))
     return [
-        TokenJob(split, part, one, directory, tokenizer, limit) for part, one in enumerate(sources)
+        TokenJob(split, part, one, directory, tokenizer, limit)
+        for part, one in zip(parts, sources, strict=True)
     ]
 
 
@@ -91,7 +93,7 @@ def tokenize_file(job: TokenJob) -> Tokenized:
     bad = BadRows()
     tokenizer = None if isinstance(job.source, TokenIds) else _load(job.tokenizer)
     pieces = iter_token_pieces(job.source, tokenizer, bad)
-    return Tokenized([write_part(job.directory, pieces, job.part, job.limit)], bad)
+    return Tokenized(len(write_tokens(job.place, pieces, job.limit).ids), bad)
 
 
 @lru_cache(maxsize=2)
@@ -111,7 +113,7 @@ def _load(ref: TokenizerRef) -> PreTrainedTokenizerBase:
 def tokenize_splits(
     splits: Mapping[str, Sequence[TokenJob]], lease: ClusterLease
 ) -> dict[str, Tokenized]:
-    """Run the jobs of all splits and write an index per split.
+    """Run the jobs of all splits and join their parts.
 
     A corpus of one file per split is tokenised in this process, with the tokenizer's own threads:
     starting Ray's workers would take longer than most such corpora. The function that tokenises a
@@ -170,19 +172,16 @@ def _tokenized(job: TokenJob, threads: int) -> Outcome:
 
 
 def _merged(jobs: Sequence[TokenJob], outcomes: Sequence[Outcome]) -> Tokenized:
-    """Join the files of a split: cut at the limit, count the bad rows, write the index."""
+    """Join the files of a split up to the limit, and count the tokens and the bad rows."""
     directory, limit = jobs[0].directory, jobs[0].limit
-    merged = Tokenized()
-    for outcome in outcomes:
-        room = None if limit is None else limit - merged.tokens
-        if room == 0:
+    merged, places = Tokenized(), list[Path]()
+    for job, outcome in zip(jobs, outcomes, strict=False):
+        if merged.tokens == limit:
             break
         if isinstance(outcome, UmimError):
             raise outcome
-        (part,) = outcome.parts
-        if room is not None and part.tokens > room:
-            part = cut_part(directory, part, room)
-        merged.parts.append(part)
+        places.append(job.place)
+        merged.tokens = min(merged.tokens + outcome.tokens, limit or sys.maxsize)
         merged.bad.count += outcome.bad.count
         merged.bad.first += outcome.bad.first[: 20 - len(merged.bad.first)]
     source = jobs[0].source
@@ -194,10 +193,8 @@ def _merged(jobs: Sequence[TokenJob], outcomes: Sequence[Outcome]) -> Tokenized:
     if merged.bad.count:
         first = merged.bad.first[0]
         logger.warning("%s: %d bad rows, first %s", jobs[0].split, merged.bad.count, first)
-    kept = {name for part in merged.parts for name in part.files}
-    sweep(directory, None)  # what workers left that died
-    for path in directory.iterdir():
-        if path.is_file() and path.name not in kept:  # behind the limit
-            path.unlink(missing_ok=True)
-    write_index(directory, merged.parts)
+    if len(jobs) > 1:
+        join_tokens(directory, places, limit)
+        for job in jobs:  # those behind the limit, too
+            shutil.rmtree(job.place, ignore_errors=True)
     return merged

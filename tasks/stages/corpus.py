@@ -33,7 +33,8 @@ from umim_core.store.scratch import scratch
 from umim_core.synthetic_corpora.questions import iter_rows, read_selection, split_questions
 from umim_core.task_sets.spec import TASKS
 from umim_core.text.sources import HubDataset, JsonLines, Source, iter_documents
-from umim_core.text.tokens import INDEX, TokenFiles
+from umim_core.text.token_ids import Ids
+from umim_core.text.tokens import IDS, TokenFiles
 
 _RECORD = "sources.json"
 DOCSTRING_OOD = ("ood_math", "ood_stdlib")
@@ -113,7 +114,7 @@ def task_stage(
     return {}
 
 
-@stage(version=4, free={"text": "reaches the stage through the corpus"})
+@stage(version=5, free={"text": "reaches the stage through the corpus"})
 def tokenize_stage(
     out: Path,
     site: Site,
@@ -123,7 +124,7 @@ def tokenize_stage(
     train_tokens: int | None,
     tokenizer: NamedTokenizer,
 ) -> Metrics:
-    """Tokenise every split once per tokenizer: a folder ``<split>/`` of token files each."""
+    """Tokenise every split once per tokenizer: token files ``<split>/``."""
     reference = TokenizerRef(tokenizer.name, tokenizer.revision, tokenizer.fingerprint)
     _check_unchanged(corpus, text)
     splits = {
@@ -137,7 +138,7 @@ def tokenize_stage(
     for split, done in tokenize_splits(splits, site.lease).items():
         rule = f"split {split!r} must hold text"
         require(done.tokens > 0, CorpusError, rule, "no tokens", "Check its source.")
-        highest = max(part.max_id for part in done.parts)
+        highest = int(TokenFiles.open(out / split).ids.max())
         rule = f"ids of split {split!r} must lie in 0..{size - 1}, the vocabulary"
         remedy = "Name the tokenizer that made them."
         require(highest < size, CorpusError, rule, highest, remedy)
@@ -174,9 +175,9 @@ def _written(corpus: Artifact, split: str) -> JsonLines:
     return JsonLines(paths=(str(corpus.path / f"{split}.jsonl"),), nul="keep")
 
 
-def split_tokens(artifact: Artifact, split: str) -> TokenFiles:
-    """Return a split's token ids, read where they are asked for."""
-    return TokenFiles.open(artifact.path / split)
+def split_tokens(artifact: Artifact, split: str) -> Ids:
+    """Return a split's token ids [T], read where they are asked for."""
+    return TokenFiles.open(artifact.path / split).ids
 
 
 def check_splits(artifact: Artifact, length: int, timed: int) -> None:
@@ -191,7 +192,7 @@ def check_splits(artifact: Artifact, length: int, timed: int) -> None:
 
 def splits_with(artifact: Artifact, prefix: str) -> list[str]:
     """Return the splits of a tokenised corpus with a prefix: ``OOD``, or ``PART`` of a mixture."""
-    return sorted(path.parent.name for path in artifact.path.glob(f"{prefix}*/{INDEX}"))
+    return sorted(path.parent.name for path in artifact.path.glob(f"{prefix}*/{IDS}"))
 
 
 @stage(version=4, free={"text.config.train_tokens": _LATER})

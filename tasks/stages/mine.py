@@ -82,9 +82,9 @@ def count_stage(
     """
     site.lease.ensure()
     excluded, state = excluded_ids(tokenizer.loaded, options.protect), out / STATE
-    shards = TokenFiles.open(tokens.path)
-    check_known(shards.max_id, tokenizer.loaded)
-    offsets = segment_borders(len(shards), options.length)
+    text = TokenFiles.open(tokens.path)
+    check_known(text.ids, tokenizer.loaded)
+    offsets = segment_borders(len(text.ids), options.length)
     at_a_time = options.block_tokens
     if at_a_time is None and options.max_memory_gib is not None:
         at_a_time = default_block_tokens(int(offsets[-1]), cluster_cpus())
@@ -96,11 +96,11 @@ def count_stage(
             progress=partial(leave_note, state),
             longest=options.longest,
         )
-        counts = count(options, counter, shards, offsets, excluded, at_a_time=at_a_time)
+        counts = count(options, counter, text, offsets, excluded, at_a_time=at_a_time)
     save_orders(out, keys=counts.keys, support=counts.support)
     if documents and counts.documents is not None:
         save_orders(out, documents=counts.documents)
-    write_json(out / _CORPUS, {"digest": ids_digest(shards, offsets)})
+    write_json(out / _CORPUS, {"digest": ids_digest(text.ids, offsets)})
     return {
         "tokens": float(offsets[-1]),
         **{f"ngrams_{order}": float(len(counts.keys[order])) for order in counts.orders},
@@ -126,14 +126,14 @@ def filter_stage(
     )
     if options.source == "confidence":
         return write_rules(out, RuleSet.filtered(*_read_spans(counted.path), origin)[0])
-    shards = TokenFiles.open(tokens.path)
+    text = TokenFiles.open(tokens.path)
     least = int(counted.manifest()["config"]["options"]["tau"])
-    offsets = segment_borders(len(shards), options.length)
+    offsets = segment_borders(len(text.ids), options.length)
     keys, support, documents = (
         load_orders(counted.path, name) for name in ("keys", "support", "documents")
     )
     counts = NgramCounts(keys, support, least, documents or None)
-    mined = rules_of(counts, origin, shards, offsets)
+    mined = rules_of(counts, origin, text, offsets)
     return write_rules(out, mined.rules, raw=mined.raw, overlap=mined.overlap)
 
 
@@ -171,14 +171,14 @@ def confidence_stage(
     It is asked piece by piece; pieces that a run before has left are not asked again.
     """
     state, length, device, dtype = out / STATE, options.length, site.device, site.dtype
-    name, revision, text = backbone.name, backbone.revision, tokens.path
+    name, revision, place = backbone.name, backbone.revision, tokens.path
 
     def count_spans() -> Metrics:
         tokenizer = load_tokenizer(name, revision=revision)
         excluded = excluded_ids(tokenizer, options.protect)
-        shards = TokenFiles.open(text)
-        check_known(shards.max_id, tokenizer)
-        whole = segment_borders(len(shards), length)
+        ids = TokenFiles.open(place).ids
+        check_known(ids, tokenizer)
+        whole = segment_borders(len(ids), length)
         most = int(whole[-1]) if options.confidence_tokens is None else options.confidence_tokens
         offsets = whole[: most // length + 1]
         model = load_backbone(name, revision=revision, dtype=dtype, device=device)
@@ -190,7 +190,7 @@ def confidence_stage(
             def ask(out: Path, first: int = first, last: int = last) -> None:
                 spans, support = confidence_counts(
                     model,
-                    shards[first:last],
+                    ids[first:last],
                     segment_borders(last - first, length),
                     min_probability=options.min_probability,
                     batch_size=_BATCH,
@@ -204,7 +204,7 @@ def confidence_stage(
             leave_note(state, number + 1, len(pieces), "asking the backbone")
         counted = add_span_counts(parts)
         save_orders(out, spans=counted[0], support=counted[1])
-        write_json(out / _CORPUS, {"digest": ids_digest(shards, offsets)})
+        write_json(out / _CORPUS, {"digest": ids_digest(ids, offsets)})
         return {
             "tokens": float(offsets[-1]),
             **{f"spans_{n}": float(len(counted[0][n])) for n in counted[0]},

@@ -152,13 +152,13 @@ def test_maps_and_token_files_give_the_same(tmp_path: Path, rng: np.random.Gener
     mapped = np.lib.format.open_memmap(tmp_path / "ids.npy", mode="r")
     offsets, segments = segment_borders(1003, 30), cut(stream, 30)  # 13 tokens are left over
     want = oracle(segments, 2)
-    documents = document_oracle(segments, files.document_ends().tolist())
+    documents = document_oracle(segments, files.ends.tolist())
     with chunks_of(100):
-        for ids in (mapped, files):
+        for ids in (mapped, files.ids):
             counts = count_ngrams(ids, offsets, 2, threads=8)
             assert as_dict(counts) == want
             counter = LocalCounter(ids, offsets, threads=8)
-            found = counter.documents_of(counts.keys, files.document_ends())
+            found = counter.documents_of(counts.keys, files.ends)
             assert by_gram(counts, found) == {gram: documents[gram] for gram in want}
 
 

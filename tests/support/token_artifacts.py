@@ -7,14 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from umim_core.text.tokens import TokenFiles, write_index, write_part
+from umim_core.text.tokens import TokenFiles, write_tokens
 
 
 def write_documents(folder: Path, *documents: np.ndarray) -> TokenFiles:
-    """Write documents as token files, each a part of its own, and open them."""
-    parts = [write_part(folder, [(ids, True)], number) for number, ids in enumerate(documents)]
-    write_index(folder, parts)
-    return TokenFiles.open(folder)
+    return write_tokens(folder, ((ids, True) for ids in documents))
 
 
 def tokenized(root: Path, splits: dict[str, np.ndarray]) -> Artifact:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from support.pickle_bomb import PickleBomb, write_bomb
 from support.processes import ROOT, output_of
-from support.token_artifacts import write_documents
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.model_sources.gguf_tokenizer import PRE_TOKENIZERS
@@ -31,17 +28,16 @@ from umim_core.text import token_ids, tokens
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_ids import TokenPiece, ids_digest, segment_borders, segment_rows
 from umim_core.text.tokens import (
-    INDEX,
+    ENDS,
+    IDS,
     TokenFiles,
     check_known,
-    cut_part,
     cut_pieces,
     first_ids,
     iter_token_pieces,
+    join_tokens,
     tokenize_parts,
     tokenized_corpus,
-    write_index,
-    write_part,
     write_tokens,
 )
 
@@ -226,8 +222,8 @@ def test_documents_keep_their_borders(
         (tmp_path / f"{number}.txt").write_text(text)
     source = TextFiles(paths=(f"{tmp_path}/*.txt",))
     with tokenized_corpus(source, tiny_tokenizer, tmp_path) as found:
-        assert found[:].tolist() == [1, 2, 3, 4, 5, 6]
-        assert found.document_ends().tolist() == [3, 4, 6]
+        assert found.ids.tolist() == [1, 2, 3, 4, 5, 6]
+        assert found.ends.tolist() == [3, 4, 6]
         assert len(list(tmp_path.glob(".umim-tokens.*"))) == 1
     assert list(tmp_path.glob(".umim-tokens.*")) == []
 
@@ -247,20 +243,20 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path: Path, beside: str) -> No
 def test_ids_that_the_tokenizer_does_not_have_are_refused(
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    check_known(31, tiny_tokenizer)
+    check_known(np.array([31, 0]), tiny_tokenizer)
     with pytest.raises(CorpusError, match=r"0\.\.31, the tokenizer's vocabulary; got 32"):
-        check_known(32, tiny_tokenizer)
+        check_known(np.array([32, 0]), tiny_tokenizer)
 
 
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
 def test_the_digest_is_that_of_the_ids_in_whole_segments(
-    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_ids, "_HASHED_TOKENS", step)
     ids = list(range(25))
     want = hashlib.sha256(np.array(ids[:20], dtype="<i4").tobytes()).hexdigest()
-    for name, last, same in (("a", ids[19:], True), ("b", [99], False)):
-        found = write_documents(tmp_path / name, np.array([*ids[:19], *last]))
+    for last, same in ((ids[19:], True), ([99], False)):
+        found = np.array([*ids[:19], *last])
         assert (ids_digest(found, range(0, 21, 10)) == want) == same
 
 
@@ -344,174 +340,70 @@ def in_pieces(documents: Documents, size: int = 3) -> Iterator[TokenPiece]:
         yield np.zeros(0, np.int64), True
 
 
-def write(directory: Path, *parts: Documents, size: int = 3) -> TokenFiles:
-    written = [write_part(directory, in_pieces(part, size), i) for i, part in enumerate(parts)]
-    write_index(directory, written)
-    return TokenFiles.open(directory)
-
-
-@given(
-    parts=st.lists(DOCUMENTS, max_size=4),
-    size=st.integers(1, 5),
-    start=st.none() | st.integers(-40, 40),
-    stop=st.none() | st.integers(-40, 40),
-)
-def test_documents_survive_the_disk_and_slices_are_those_of_the_array(
+@given(parts=st.lists(DOCUMENTS, max_size=4), size=st.integers(1, 5), data=st.data())
+def test_documents_survive_the_disk_in_one_file_or_in_parts_whole_or_up_to_a_limit(
     tmp_path_factory: pytest.TempPathFactory,
     parts: list[Documents],
     size: int,
-    start: int | None,
-    stop: int | None,
+    data: st.DataObject,
 ) -> None:
-    files = write(tmp_path_factory.mktemp("tokens"), *parts, size=size)
+    base = tmp_path_factory.mktemp("tokens")
     documents = list(chain.from_iterable(parts))
     flat = list(chain.from_iterable(documents))
+    limit = data.draw(st.none() | st.integers(1, len(flat) + 1))
     ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
-    assert files[:].tolist() == flat
-    assert files[start:stop].tolist() == flat[start:stop]
-    assert files.document_ends().tolist() == ends.tolist()
-    assert (files[:].dtype, files.document_ends().dtype) == (np.int32, np.int64)
-    found = len(files), files.num_documents, files.max_id
-    assert found == (len(flat), len(documents), max(flat, default=-1))
-    with pytest.raises(ConfigError, match="sliced without a step"):
-        files[::2]
+    if limit is not None and limit <= len(flat):
+        ends = np.append(ends[ends < limit], limit)
+    whole = write_tokens(base / "whole", in_pieces(documents, size), limit)
+    assert (whole.ids.tolist(), whole.ends.tolist()) == (flat[:limit], ends.tolist())
+    assert (whole.ids.dtype, whole.ends.dtype) == (np.int32, np.int64)
+    for number, part in enumerate(parts):
+        write_tokens(base / str(number), in_pieces(part))
+    join_tokens(base / "joined", [base / str(number) for number in range(len(parts))], limit)
+    assert directory_digest(base / "joined") == directory_digest(base / "whole")
+    assert sorted(payload_files(base / "whole")) == [ENDS, IDS]
+    for name, values in ((ENDS, ends), (IDS, flat[:limit])):
+        assert np.load(base / "whole" / name).tolist() == list(values)
 
 
-def test_a_long_slice_is_a_view_and_short_ones_that_are_kept_hold_no_file(tmp_path: Path) -> None:
-    many = (1 << 20) + 1
-    files = write_tokens(tmp_path, [(np.zeros(many, np.int32), True)])
-    whole = files[:]
-    assert not whole.flags.owndata and not whole.flags.writeable
+def test_slices_that_are_kept_hold_no_file(tmp_path: Path) -> None:
+    ids = write_tokens(tmp_path, [(np.zeros(9000, np.int32), True)]).ids
+    assert not ids.flags.owndata and not ids.flags.writeable
     before = psutil.Process().num_fds()
-    kept = [files[at : at + 2] for at in range(300)]
+    kept = [ids[at : at + 2] for at in range(300)]
     assert len(kept) == 300 and psutil.Process().num_fds() == before
 
 
-def test_threads_share_token_files(tmp_path: Path) -> None:
-    files = write(tmp_path, [[0, 1, 2]], [[3, 4, 5, 6]])
-    with ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda _: [files[at : at + 2].tolist() for at in range(6)], range(200))
-        assert all(slices == [[at, at + 1] for at in range(6)] for slices in found)
+def _cut(directory: Path, name: str) -> None:
+    (directory / name).write_bytes((directory / name).read_bytes()[:-1])
 
 
-def test_the_same_tokens_give_the_bytes_of_numpy_in_any_pieces(tmp_path: Path) -> None:
-    documents = [[1, 2, 3, 4, 5, 6, 7], [], [8]]
-    for size in (1, 2, 7):
-        write(tmp_path / str(size), documents, size=size)
-    assert len({directory_digest(tmp_path / size) for size in ("1", "2", "7")}) == 1
-    names = ["00000.ends.npy", "00000.tokens.npy", INDEX]
-    assert sorted(payload_files(tmp_path / "1")) == names
-    for name, values in zip(names, ([7, 7, 8], range(1, 9)), strict=False):
-        assert np.load(tmp_path / "1" / name).tolist() == list(values)
+def _other(name: str, values: object, dtype: str) -> Callable[[Path], None]:
+    return lambda directory: np.save(directory / name, np.array(values, dtype))
 
 
-@given(documents=DOCUMENTS, data=st.data())
-def test_a_cut_part_is_one_that_was_written_with_that_limit(
-    tmp_path_factory: pytest.TempPathFactory, documents: Documents, data: st.DataObject
-) -> None:
-    flat = list(chain.from_iterable(documents))
-    if not flat:
-        return
-    base = tmp_path_factory.mktemp("tokens")
-    limit = data.draw(st.integers(1, len(flat)))
-    cut = cut_part(base / "cut", write_part(base / "cut", in_pieces(documents)), limit)
-    assert cut == write_part(base / "limited", in_pieces(documents, 4), limit=limit)
-    assert directory_digest(base / "cut") == directory_digest(base / "limited")
-    write_index(base / "cut", [cut])
-    assert TokenFiles.open(base / "cut")[:].tolist() == flat[:limit]
-
-
-# Damaged files
-
-
-def torn(directory: Path) -> None:
-    """Two parts, of the documents 1 2 3 4 and 5 6 7."""
-    write(directory, [[1, 2, 3, 4]], [[5], [6, 7]])
-
-
-def _edit(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
-    def apply(directory: Path) -> None:
-        index = json.loads((directory / INDEX).read_text())
-        change(index)
-        (directory / INDEX).write_text(json.dumps(index))
-
-    return apply
-
-
-def _cut(name: str, count: int = 1) -> Callable[[Path], None]:
-    def apply(directory: Path) -> None:
-        (directory / name).write_bytes((directory / name).read_bytes()[:-count])
-
-    return apply
-
-
-def _other(name: str, array: np.ndarray) -> Callable[[Path], None]:
-    """Write another array padded or cut to the size that the index gives the file."""
-
-    def apply(directory: Path) -> None:
-        size = (directory / name).stat().st_size
-        np.save(directory / name, array)
-        with (directory / name).open("r+b") as stream:
-            stream.truncate(size)
-
-    return apply
-
-
-TOKENS, ENDS = "00001.tokens.npy", "00001.ends.npy"
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no index": (lambda d: (d / INDEX).unlink(), r"index\.json must exist"),
-    "torn index": (_cut(INDEX, 9), "must be readable JSON"),
-    "other kind": (_edit(lambda i: i.update(kind="x")), "must be an index of token files"),
-    "older": (_edit(lambda i: i.update(schema_version=1)), "schema_version: Input should be 2"),
-    "list": (lambda d: (d / INDEX).write_text("[]"), "must be an index of token files"),
-    "float": (_edit(lambda i: i["parts"][0].update(tokens=4.0)), r"parts\.0\.tokens"),
-    "id": (_edit(lambda i: i["parts"][0].update(max_id=2**18)), r"parts\.0\.max_id"),
-    "twice": (_edit(lambda i: i["parts"].append(i["parts"][0])), "once and in order"),
-    "more tokens": (
-        _edit(lambda i: i["parts"][1].update(tokens=4)),
-        "must hold 4 values of type int32",
-    ),
-    "no part": (lambda d: (d / TOKENS).unlink(), rf"{TOKENS} must be .*; got .*No such file"),
-    "torn part": (_cut(TOKENS), rf"{TOKENS} must be an \.npy array"),
-    "torn ends": (_cut(ENDS), rf"{ENDS} must be an \.npy array"),
-    "type": (_other(TOKENS, np.zeros(3, np.float32)), "must hold 3 values of type int32"),
-    "shape": (_other(TOKENS, np.zeros((3, 1), np.int32)), "must hold 3 values of type int32"),
-    "noise": (lambda d: (d / TOKENS).write_bytes(b"x" * 140), r"must be an \.npy array"),
+    "no ids": (lambda d: (d / IDS).unlink(), rf"{IDS} must be .*; got .*No such file"),
+    "torn ids": (lambda d: _cut(d, IDS), rf"{IDS} must be an \.npy array"),
+    "torn ends": (lambda d: _cut(d, ENDS), rf"{ENDS} must be an \.npy array"),
+    "type": (_other(IDS, [0, 0, 0], "f4"), "must be a flat array of type int32; got float32"),
+    "shape": (_other(IDS, [[0], [0], [0]], "i4"), r"of type int32; got int32 of shape \(3, 1\)"),
+    "noise": (lambda d: (d / IDS).write_bytes(b"x" * 140), r"must be an \.npy array"),
+    "more ids": (_other(IDS, [0, 0, 0, 0], "i4"), "must rise to 4, the last token"),
+    **{
+        f"ends {ends}": (_other(ENDS, ends, "i8"), "must rise to 3, the last token")
+        for ends in ([-1, 3], [2, 9], [1, 1], [3, 1], [])
+    },
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_folder_is_refused_when_it_is_opened(tmp_path: Path, case: str) -> None:
-    torn(tmp_path)
+def test_a_broken_folder_is_refused(tmp_path: Path, case: str) -> None:
+    write_tokens(tmp_path, in_pieces([[5], [6, 7]]))
     break_it, message = BROKEN[case]
     break_it(tmp_path)
     with pytest.raises(ArtifactError, match=message):
         TokenFiles.open(tmp_path)
-
-
-ALTERED = {
-    **{
-        f"ids {ids}": (_other(TOKENS, np.array(ids, np.int32)), rf"in 0\.\.7; got ids from {got}")
-        for ids, got in (([1, 2, 99], "1 to 99"), ([1, 2, -1], "-1 to 2"))
-    },
-    **{
-        f"ends {ends}": (_other(ENDS, np.array(ends, np.int64)), "must rise to 3, the last token")
-        for ends in ([-1, 3], [2, 9], [1, 1], [3, 1])
-    },
-    "type, later": (_other(TOKENS, np.zeros(3, np.float32)), TOKENS),
-    "torn, later": (_cut(TOKENS), TOKENS),
-}
-
-
-@pytest.mark.parametrize("case", ALTERED)
-def test_what_is_altered_is_refused_when_it_is_read(tmp_path: Path, case: str) -> None:
-    torn(tmp_path)
-    files = TokenFiles.open(tmp_path)
-    change, message = ALTERED[case]
-    change(tmp_path)
-    assert files[:4].tolist() == [1, 2, 3, 4], "the part before it is whole"
-    with pytest.raises(ArtifactError, match=message):
-        files.document_ends() if "ends" in case else files[4:]
 
 
 FULL_DISK = """
@@ -519,11 +411,11 @@ import resource, signal, sys
 from pathlib import Path
 import numpy as np
 from umim_core.errors import ArtifactError
-from umim_core.text.tokens import write_part
+from umim_core.text.tokens import write_tokens
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
 try:
-    write_part(Path(sys.argv[1]), ((np.zeros(1024, np.int32), False) for _ in range(9)))
+    write_tokens(Path(sys.argv[1]), ((np.zeros(1024, np.int32), False) for _ in range(9)))
 except ArtifactError as error:
     print(error)
 """
@@ -531,7 +423,7 @@ except ArtifactError as error:
 
 def test_a_disk_that_refuses_is_an_error_with_path_and_bytes(tmp_path: Path) -> None:
     message = output_of(sys.executable, "-c", FULL_DISK, tmp_path)
-    assert "00000.tokens.npy (" in message and "must be writable; got File too large" in message
+    assert "tokens.npy (" in message and "must be writable; got File too large" in message
     assert list(tmp_path.iterdir()) == [], "nothing half-written stays"
 
 

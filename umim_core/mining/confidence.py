@@ -27,14 +27,14 @@ from umim_core.errors import CorpusError, NumericalError, require
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.grams import ORDERS
-from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, check_offsets, read_ids
+from umim_core.text.token_ids import AnyInts, Ids, Ints, Offsets, check_offsets, read_ids
 
 SpanCounts = tuple[dict[int, Ids], dict[int, Ints]]
 
 
 def confidence_counts(
     backbone: Backbone,
-    ids: Tokens,
+    ids: AnyInts,
     offsets: Offsets,
     *,
     min_probability: float,

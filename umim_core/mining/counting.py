@@ -38,10 +38,10 @@ from umim_core.mining.kernel import (
 from umim_core.rules.grams import LONGEST, NgramCounts, orders_to
 from umim_core.text.token_ids import (
     MAX_TOKEN_ID,
+    AnyInts,
     Ids,
     Ints,
     Offsets,
-    Tokens,
     check_flat,
     check_offsets,
     read_ids,
@@ -59,7 +59,7 @@ Places = dict[int, tuple[int, NDArray[np.int32], Ints]]
 
 
 def count_ngrams(
-    ids: Tokens,
+    ids: AnyInts,
     offsets: Offsets,
     tau: int,
     excluded: Iterable[int] = (),
@@ -136,7 +136,7 @@ class OrderCounter:
         self._places = places
         self._threads = thread_count(threads)
 
-    def add(self, ids: Tokens, offsets: Offsets, low: int = 0, high: int | None = None) -> None:
+    def add(self, ids: AnyInts, offsets: Offsets, low: int = 0, high: int | None = None) -> None:
         """Count the segments ``low`` .. ``high - 1`` of ``ids``; may be called for further ones."""
         buffers = [_Buffers(CHUNK_TOKENS) for _ in range(CHUNKS_PER_THREAD * self._threads)]
         chunks = _chunks(ids, offsets, CHUNK_TOKENS, low, high)
@@ -193,7 +193,7 @@ class _Buffers:
 
 
 def _chunks(
-    ids: Tokens, offsets: Offsets, size: int, first: int = 0, last: int | None = None
+    ids: AnyInts, offsets: Offsets, size: int, first: int = 0, last: int | None = None
 ) -> Iterator[tuple[int, Ids, Ints]]:
     """Yield the place, ids and borders of runs of whole segments, about ``size`` tokens each."""
     for low, high in segment_ranges(offsets, size, first, last):
@@ -252,7 +252,7 @@ class DocumentCounter:
         self.documents = {n: np.zeros(len(keys[n]), dtype=np.int64) for n in keys}
         self._last_seen = {n: np.full(len(keys[n]), -1, dtype=np.int64) for n in keys}
 
-    def add(self, ids: Tokens, offsets: Offsets, ends: Ints, low: int, high: int) -> None:
+    def add(self, ids: AnyInts, offsets: Offsets, ends: Ints, low: int, high: int) -> None:
         """Count the n-grams that start at tokens ``low`` .. ``high - 1`` of a corpus [T].
 
         ``low`` is the border of a document; all end at ``ends`` [D].
@@ -298,7 +298,7 @@ class LocalCounter:
     ``excluded`` ids take part in no n-gram; None takes a thread per core.
     """
 
-    ids: Tokens
+    ids: AnyInts
     offsets: Offsets
     excluded: tuple[int, ...] = ()
     threads: int | None = None

@@ -128,11 +128,11 @@ def count(
     A worker of a cluster has ``threads`` threads and counts tokens ``at_a_time``; None: all.
     """
     _check_documents(tokens, options)
-    check_memory(tokens, offsets, options, excluded, threads=threads, at_a_time=at_a_time)
+    check_memory(tokens.ids, offsets, options, excluded, threads=threads, at_a_time=at_a_time)
     counts = counter.count(options.tau)
     if not options.count_documents:
         return counts
-    documents = counter.documents_of(counts.keys, tokens.document_ends())
+    documents = counter.documents_of(counts.keys, tokens.ends)
     return replace(counts, documents=documents)
 
 
@@ -155,7 +155,7 @@ def rules_of(counts: NgramCounts, origin: RuleOrigin, tokens: TokenFiles, offset
     rules, passed = RuleSet.filtered(grams, frequent.support, recorded)
     if options.spans is not None:  # on evenly spread segments of a large corpus
         spread = spread_rows(len(offsets) - 1, max(1, _CHOICE_TOKENS // offsets.step))
-        segments = [tokens[offsets[i] : offsets[i + 1]] for i in spread]
+        segments = [tokens.ids[offsets[i] : offsets[i + 1]] for i in spread]
         rules = choose_spans(rules, *flat(segments), options.spans)
     return Mined(rules, raw, passed)
 
@@ -163,8 +163,8 @@ def rules_of(counts: NgramCounts, origin: RuleOrigin, tokens: TokenFiles, offset
 def _check_documents(tokens: TokenFiles, options: RuleOptions) -> None:
     rule = f"min_documents is {options.min_documents}, so the corpus must have as many documents"
     remedy = "Lower it; ready ids and a text file are one document each."
-    fits = tokens.num_documents >= options.min_documents
-    require(fits, CorpusError, rule, tokens.num_documents, remedy)
+    fits = len(tokens.ends) >= options.min_documents
+    require(fits, CorpusError, rule, len(tokens.ends), remedy)
 
 
 def mine_rules(
@@ -202,18 +202,18 @@ def mine_rules(
     began = time.perf_counter()
     with tokenized_corpus(source, known, out.parent) as tokens:
         read = time.perf_counter()
-        offsets = segment_borders(len(tokens), length)
+        offsets = segment_borders(len(tokens.ids), length)
         if known is not None:
-            check_known(tokens.max_id, known)
+            check_known(tokens.ids, known)
         origin = RuleOrigin(
             options=chosen,
             tokenizer_fingerprint=None if known is None else tokenizer_fingerprint(known),
-            corpus_digest=ids_digest(tokens, offsets),
+            corpus_digest=ids_digest(tokens.ids, offsets),
         )
         if backbone is not None:
             spans = confidence_counts(
                 backbone,
-                tokens,
+                tokens.ids,
                 offsets,
                 min_probability=chosen.min_probability,
                 excluded=excluded,
@@ -221,12 +221,12 @@ def mine_rules(
             counted = time.perf_counter()
             mined = Mined(RuleSet.filtered(*spans, origin)[0])
         else:
-            counter = LocalCounter(tokens, offsets, excluded, chosen.threads, chosen.longest)
+            counter = LocalCounter(tokens.ids, offsets, excluded, chosen.threads, chosen.longest)
             threads = thread_count(chosen.threads)
             counts = count(chosen, counter, tokens, offsets, excluded, threads=threads)
             rule = f"the corpus must hold an n-gram that occurs {chosen.tau:,} times"
             remedy = "Lower --tau, give more text, or protect fewer tokens."
-            require(len(counts) > 0, RuleSetError, rule, f"{len(tokens):,} tokens", remedy)
+            require(len(counts) > 0, RuleSetError, rule, f"{len(tokens.ids):,} tokens", remedy)
             counted = time.perf_counter()
             mined = rules_of(counts, origin, tokens, offsets)
         seconds = {
@@ -239,7 +239,7 @@ def mine_rules(
         return MiningReport(
             tokens=int(offsets[-1]),
             segments=len(offsets) - 1,
-            documents=tokens.num_documents,
+            documents=len(tokens.ends),
             tau=rules.options.tau,
             raw=mined.raw,
             overlap=mined.overlap,

@@ -25,7 +25,7 @@ from umim_core.mining.counting import (
 )
 from umim_core.mining.hashing import BYTES_PER_PAIR, index_bytes, rank_indexes, table_bytes
 from umim_core.rules.grams import LONGEST, orders_to
-from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, read_ids
+from umim_core.text.token_ids import AnyInts, Ids, Ints, Offsets, read_ids
 
 _GROUP_SEGMENTS: Final = 64
 _SAMPLE_TOKENS: Final = 1 << 21  # a fifth of a second
@@ -43,7 +43,7 @@ class Shares(NamedTuple):
 
 
 def check_memory(
-    ids: Tokens,
+    ids: AnyInts,
     offsets: Offsets,
     options: RuleOptions,
     excluded: Iterable[int] = (),
@@ -67,7 +67,7 @@ def check_memory(
     require(memory <= limit * _GIB, ResourceLimitError, rule, found, remedy)
 
 
-def sample_segments(ids: Tokens, offsets: Offsets, tokens: int) -> tuple[Ids, Ints]:
+def sample_segments(ids: AnyInts, offsets: Offsets, tokens: int) -> tuple[Ids, Ints]:
     """Return about so many tokens in whole segments, drawn in groups of neighbours.
 
     Full groups are chosen; a shorter one at the end is taken only where all are. They are the
@@ -90,7 +90,7 @@ def sample_segments(ids: Tokens, offsets: Offsets, tokens: int) -> tuple[Ids, In
 
 
 def sample_shares(
-    ids: Tokens,
+    ids: AnyInts,
     offsets: Offsets,
     options: RuleOptions,
     excluded: Iterable[int] = (),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +28,6 @@ Ints = NDArray[np.int64]
 AnyInts = NDArray[np.integer]
 Offsets = Ints | range  # borders of segments [segments + 1]; a range of equal ones
 TokenPiece = tuple[Ids, bool]  # ids, and whether they end their document
-
-
-class Tokens(Protocol):
-    """Token ids that can be sliced: an array, memory-mapped or not, or token files."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, where: slice, /) -> NDArray[np.integer]: ...
 
 
 def flat(rows: Sequence[Sequence[int] | AnyInts]) -> tuple[Ids, Ints]:
@@ -69,7 +61,7 @@ def spread_rows(rows: int, limit: int) -> list[int]:
     return [index * rows // count for index in range(count)]
 
 
-def read_ids(ids: Tokens, low: int, high: int) -> Ids:
+def read_ids(ids: AnyInts, low: int, high: int) -> Ids:
     """Return ``ids[low:high]`` as a plain, read-only int32 array after checking its range."""
     chunk = np.asarray(ids[low:high])
     check_range(chunk, start=low)
@@ -107,7 +99,7 @@ def id_array(
     return wide
 
 
-def ids_digest(ids: Tokens, offsets: Offsets) -> str:
+def ids_digest(ids: AnyInts, offsets: Offsets) -> str:
     """Return the SHA-256 of the ids in whole segments, as int32: the digest of a corpus."""
     digest = hashlib.sha256()
     total = int(offsets[-1])
@@ -116,9 +108,9 @@ def ids_digest(ids: Tokens, offsets: Offsets) -> str:
     return digest.hexdigest()
 
 
-def check_flat(ids: Tokens) -> None:
+def check_flat(ids: AnyInts) -> None:
     """Refuse an array of rows where one flat array is meant."""
-    if isinstance(ids, np.ndarray) and ids.ndim != 1:
+    if ids.ndim != 1:
         raise CorpusError("token ids must be one flat array", f"{ids.ndim} dimensions", "Flatten.")
 
 

@@ -1,11 +1,9 @@
 """Token ids of a corpus: documents tokenised in pieces, and flat arrays of them on disk.
 
-A folder holds a part for each file of the corpus, ids and document ends, and an index of the parts
-in their order; they are read through memory maps::
+A folder holds ids and document ends, which are read through memory maps::
 
-    00000.tokens.npy   int32   a b c d e f g    documents [a b c] [d e f g]
-    00000.ends.npy     int64   3 7              the positions behind their last tokens
-    index.json                 tokens, documents and the largest id of every part
+    tokens.npy   int32   a b c d e f g    documents [a b c] [d e f g]
+    ends.npy     int64   3 7              the positions behind their last tokens
 """
 
 from __future__ import annotations
@@ -16,23 +14,21 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
 from umim_core.errors import ArtifactError, ConfigError, CorpusError, require
 from umim_core.progress import ProgressLines
 from umim_core.store.arrays import array_header, open_array, save_array
-from umim_core.store.artifacts import described, read_json, write_json
 from umim_core.store.disk import check_writable, nearest, unwritable
 from umim_core.store.scratch import scratch, scratch_folder
 from umim_core.text.documents import BadRows, TextPiece
 from umim_core.text.sources import Source, TokenIds, not_empty
-from umim_core.text.token_ids import MAX_TOKEN_ID, Ids, TokenPiece, check_range, typed_panics
+from umim_core.text.token_ids import AnyInts, Ids, Ints, TokenPiece, check_range, typed_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,11 +53,11 @@ _BORDERS: Final = (
     re.compile(rf"(?<={_LETTER})(?=[。．！？；，、]{_LETTER})"),  # before it
 )
 
-INDEX: Final = "index.json"
-_TOKENS: Final = np.dtype("<i4")
-_ENDS: Final = np.dtype("<i8")
+IDS: Final = "tokens.npy"
+ENDS: Final = "ends.npy"
+_INT32: Final = np.dtype("<i4")
+_INT64: Final = np.dtype("<i8")
 _REBUILD: Final = "Build the artifact again."
-_COPIED: Final = 1 << 20  # ids of a slice that are copied
 
 
 # Documents to ids
@@ -195,7 +191,8 @@ def first_ids(source: Source, tokenizer: PreTrainedTokenizerBase | None, most: i
     return np.concatenate(pieces)[:most]
 
 
-def check_known(max_id: int, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_known(ids: AnyInts, tokenizer: PreTrainedTokenizerBase) -> None:
+    max_id = int(ids.max(initial=-1))
     rule = f"ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary"
     remedy = "Name the tokenizer that made them."
     require(max_id < len(tokenizer), CorpusError, rule, max_id, remedy)
@@ -204,181 +201,81 @@ def check_known(max_id: int, tokenizer: PreTrainedTokenizerBase) -> None:
 # Ids to disk
 
 
-class TokenPart(BaseModel):
-    """Entry of the index; ``max_id`` is -1 without tokens."""
+@dataclass(frozen=True)
+class TokenFiles:
+    """A tokenised corpus in mapped files, which threads and processes may share.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    number: int = Field(ge=0)
-    tokens: int = Field(ge=0)
-    documents: int = Field(ge=0)
-    max_id: int = Field(ge=-1, le=MAX_TOKEN_ID)
-
-    @property
-    def files(self) -> tuple[str, str]:
-        """Names of its ids and of its document ends."""
-        return f"{self.number:05d}.tokens.npy", f"{self.number:05d}.ends.npy"
-
-    def ids(self, directory: Path) -> NDArray[np.int32]:
-        """Map its ids [tokens] (int32)."""
-        return _mapped(directory / self.files[0], _TOKENS, self.tokens)
-
-    def ends(self, directory: Path) -> NDArray[np.int64]:
-        """Map the ends of its documents, from its own first token [documents] (int64)."""
-        return _mapped(directory / self.files[1], _ENDS, self.documents)
-
-
-class _Index(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["token-files"] = "token-files"
-    schema_version: Literal[2] = 2
-    parts: tuple[TokenPart, ...]
-
-
-def write_part(
-    directory: Path, pieces: Iterable[TokenPiece], number: int = 0, limit: int | None = None
-) -> TokenPart:
-    """Write the first ``limit`` tokens of one part, replacing it whole; its files are not indexed.
-
-    Besides 8 bytes a document, a piece at a time is in memory. A document that is cut off ends with
-    the part.
+    Attributes:
+        ids: All of its ids [T] (int32).
+        ends: The position behind the last token of every document [D] (int64).
     """
-    total, max_id, ends = 0, -1, array("q")
-    path = directory / f"{number:05d}.tokens.npy"
-    is_open = False
+
+    ids: NDArray[np.int32]
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        """Map the files of a folder, once they are of their types and fit each other."""
+        ids, ends = (open_array(directory / name) for name in (IDS, ENDS))
+        for name, values, dtype in ((IDS, ids, _INT32), (ENDS, ends, _INT64)):
+            rule = f"{directory / name} must be a flat array of type {dtype.name}"
+            found = f"{values.dtype.name} of shape {values.shape}"
+            fits = (values.dtype, values.ndim) == (dtype, 1)
+            require(fits, ArtifactError, rule, found, _REBUILD)
+        borders = np.concatenate([[0], ends])
+        rule = f"{directory / ENDS} must rise to {len(ids)}, the last token"
+        found = f"ends from {int(ends.min(initial=0))} to {int(ends.max(initial=0))}"
+        fits = bool((np.diff(borders) >= 0).all()) and borders[-1] == len(ids)
+        require(fits, ArtifactError, rule, found, _REBUILD)
+        return cls(ids, ends)
+
+
+def write_tokens(
+    directory: Path, pieces: Iterable[TokenPiece], limit: int | None = None
+) -> TokenFiles:
+    """Write the first ``limit`` tokens of a corpus, and open them.
+
+    Besides 8 bytes a document, a piece at a time is in memory. A document that is cut off ends
+    where the ids do.
+    """
+    return _written(directory, ((ids, [len(ids)] if last else []) for ids, last in pieces), limit)
+
+
+def join_tokens(directory: Path, parts: Iterable[Path], limit: int | None = None) -> TokenFiles:
+    """Write corpora one behind the other, as if their pieces had been written."""
+    opened = map(TokenFiles.open, parts)
+    return _written(directory, ((part.ids, part.ends) for part in opened), limit)
+
+
+def _written(
+    directory: Path, blocks: Iterable[tuple[Ids, Sequence[int] | Ints]], limit: int | None
+) -> TokenFiles:
+    """Write blocks of ids with the ends in them, each file whole or not at all."""
+    path, total, ends = directory / IDS, 0, array("q")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with scratch(directory, path.name) as place, place.open("xb") as stream:
-            stream.write(array_header(_TOKENS, (0,)))
-            for ids, last in pieces:
-                kept = ids if limit is None else ids[: limit - total]
+            stream.write(array_header(_INT32, (0,)))
+            for ids, inside in blocks:
+                kept, borders = ids, np.asarray(inside, _INT64)
+                if limit is not None and total + len(ids) >= limit:
+                    kept, borders = ids[: limit - total], borders[borders < limit - total]
                 check_range(kept)
-                if kept.size:
-                    stream.write(np.ascontiguousarray(kept, _TOKENS).data)
-                    total, max_id = total + kept.size, max(max_id, int(kept.max()))
-                is_open = not last and (is_open or bool(kept.size))
-                if last:
-                    ends.append(total)
+                stream.write(np.ascontiguousarray(kept, _INT32).data)
+                ends.frombytes((total + borders).tobytes())
+                total += len(kept)
                 if total == limit:
                     break
-            if is_open:
+            if total > (ends[-1] if ends else 0):
                 ends.append(total)
             stream.seek(0)
-            stream.write(array_header(_TOKENS, (total,)))  # as long as that of no token
+            stream.write(array_header(_INT32, (total,)))  # as long as that of no token
             stream.flush()
             place.replace(path)
     except OSError as error:
         raise unwritable(path, 4 * total, error) from error
-    part = TokenPart(number=number, tokens=total, documents=len(ends), max_id=max_id)
-    save_array(directory / part.files[1], np.array(ends, _ENDS))
-    return part
-
-
-def cut_part(directory: Path, part: TokenPart, tokens: int) -> TokenPart:
-    """Cut a part down to its first tokens, as if it had been written with that limit."""
-    ids, ends = part.ids(directory), part.ends(directory)
-    borders = [0, *ends[: np.searchsorted(ends, tokens)].tolist(), tokens]
-    return write_part(directory, ((ids[a:b], True) for a, b in pairwise(borders)), part.number)
-
-
-def write_index(directory: Path, parts: Sequence[TokenPart]) -> None:
-    """Write the index of all parts, in the order the corpus is read."""
-    write_json(directory / INDEX, _Index(parts=tuple(parts)).model_dump(mode="json"))
-
-
-def write_tokens(directory: Path, pieces: Iterable[TokenPiece]) -> TokenFiles:
-    """Write a corpus of one part, and open it."""
-    part = write_part(directory, pieces)
-    write_index(directory, [part])
+    save_array(directory / ENDS, np.array(ends, _INT64))
     return TokenFiles.open(directory)
-
-
-class TokenFiles:
-    """A tokenised corpus: a sequence of int32 ids with document borders.
-
-    Slices read no more than they ask for; threads and processes may share one object.
-    """
-
-    def __init__(self, directory: Path, parts: Sequence[TokenPart]) -> None:
-        self.directory = directory
-        self._parts = tuple(parts)
-        self._starts = np.cumsum([0, *(part.tokens for part in parts)], dtype=np.int64)
-
-    @classmethod
-    def open(cls, directory: Path) -> Self:
-        """Read the index, and check that the files are there, of their types and sizes."""
-        raw = read_json(directory / INDEX)
-        with described(f"{directory / INDEX} must be an index of token files", _REBUILD):
-            parts = _Index.model_validate(raw).parts
-        numbers = [part.number for part in parts]
-        rule = f"{directory / INDEX} must name its parts once and in order"
-        fits = all(before < after for before, after in pairwise(numbers))
-        require(fits, ArtifactError, rule, numbers, _REBUILD)
-        for part in parts:
-            part.ids(directory), part.ends(directory)
-        return cls(directory, parts)
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def __getitem__(self, key: slice) -> NDArray[np.int32]:
-        """Return the ids of a range: a view of the file where many lie in one part."""
-        start, stop, step = key.indices(len(self))
-        require(step == 1, ConfigError, "token files are sliced without a step", step, "Slice it.")
-        pieces: list[NDArray[np.int32]] = []
-        # side="right" skips parts without tokens.
-        number = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while start < stop:
-            base, end = int(self._starts[number]), min(stop, int(self._starts[number + 1]))
-            if start < end:
-                pieces.append(self._read(self._parts[number], start - base, end - base))
-                start = end
-            number += 1
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate([np.zeros(0, _TOKENS), *pieces])
-
-    @property
-    def num_documents(self) -> int:
-        return sum(part.documents for part in self._parts)
-
-    @property
-    def max_id(self) -> int:
-        """The largest id; -1 for a corpus without tokens."""
-        return max((part.max_id for part in self._parts), default=-1)
-
-    def document_ends(self) -> NDArray[np.int64]:
-        """Return the position after the last token of every document [num_documents] (int64)."""
-        ends = [np.zeros(0, _ENDS)]
-        for part, start in zip(self._parts, self._starts, strict=False):
-            inside = part.ends(self.directory)
-            bounds = np.concatenate([[0], inside, [part.tokens]])
-            if (np.diff(bounds) < 0).any() or bounds[-2] != part.tokens:
-                path = self.directory / part.files[1]
-                rule = f"{path} must rise to {part.tokens}, the last token"
-                found = f"ends from {int(inside.min(initial=0))} to {int(inside.max(initial=0))}"
-                raise ArtifactError(rule, found, _REBUILD)
-            ends.append(start + inside)
-        return np.concatenate(ends)
-
-    def _read(self, part: TokenPart, start: int, stop: int) -> NDArray[np.int32]:
-        ids = part.ids(self.directory)[start:stop]
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high > part.max_id:  # kernels index tables by them
-            rule = f"{self.directory / part.files[0]} must hold ids in 0..{part.max_id}"
-            raise ArtifactError(rule, f"ids from {low} to {high}", _REBUILD)
-        # A view keeps the file open; whoever keeps thousands of segments must not run out of files.
-        return ids if ids.size > _COPIED else ids.copy()
-
-
-def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
-    """Map a file that the index names, once it is as the index says."""
-    array = open_array(path)
-    rule = f"{path} must hold {count} values of type {dtype.name}"
-    found = f"{array.dtype.name} of shape {array.shape}"
-    require((array.dtype, array.shape) == (dtype, (count,)), ArtifactError, rule, found, _REBUILD)
-    return array
 
 
 @contextmanager

@@ -33,7 +33,8 @@ from umim_core.store.artifacts import directory_digest, json_digest
 from umim_core.store.publication import build_once, last_step, publish_directory
 from umim_core.task_sets.spec import SPLITS
 from umim_core.text.sources import Source
-from umim_core.text.tokens import TokenFiles, check_known, tokenized_corpus
+from umim_core.text.token_ids import Ids
+from umim_core.text.tokens import check_known, tokenized_corpus
 from umim_core.training.optimizer import AdamWStrategy
 from umim_core.training.train_job import TrainJob, read_curve, read_summary, run_job
 
@@ -84,9 +85,9 @@ def _train(job: TrainJob, source: Source, rules: RuleSet, out: Path) -> None:
     tokenizer, tokens = load_tokenizer(job.backbone), Path(job.out) / "tokens"
     rules.check_for_module(tokenizer_fingerprint(tokenizer), len(tokenizer), special_ids(tokenizer))
     if not tokens.exists():
-        with tokenized_corpus(source, tokenizer, tokens.parent) as shards:
-            check_known(shards.max_id, tokenizer)
-            publish_directory(tokens, lambda folder: _split(shards, job.max_tokens, folder))
+        with tokenized_corpus(source, tokenizer, tokens.parent) as read:
+            check_known(read.ids, tokenizer)
+            publish_directory(tokens, lambda folder: _split(read.ids, job.max_tokens, folder))
     if (step := last_step(job.state)) is not None:
         logger.info("resuming at step %d", step)
     job = replace(job, train=str(tokens / "train.npy"), valid=str(tokens / "valid.npy"))
@@ -97,17 +98,17 @@ def _train(job: TrainJob, source: Source, rules: RuleSet, out: Path) -> None:
         (tokens.parent / "recipe.yaml").write_text(text, encoding="utf-8")
 
 
-def _split(shards: TokenFiles, length: int, folder: Path) -> None:
+def _split(ids: Ids, length: int, folder: Path) -> None:
     """Write the ids of the splits: whole rows; the last ones are held out."""
-    rows = len(shards) // length
+    rows = len(ids) // length
     held_out = min(_MOST_HELD_OUT, max(1, rows // _HELD_OUT))
     trained = rows - 2 * held_out
     rule = f"training needs at least three rows of {length} tokens, two of them held out"
     require(trained >= 1, CorpusError, rule, rows, "Give more text or a smaller --segment-length.")
     borders = (0, trained, trained + held_out, rows)
     for split, start, stop in zip(SPLITS, borders, borders[1:], strict=False):
-        ids = shards[start * length : stop * length]
-        save_array(folder / f"{split}.npy", ids.astype(np.uint32))
+        part = ids[start * length : stop * length]
+        save_array(folder / f"{split}.npy", part.astype(np.uint32))
 
 
 def _recipe(job: TrainJob, out: Path) -> dict[str, object]:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher, Parts, segment_parts
 from umim_core.store.arrays import open_array, save_array
-from umim_core.text.token_ids import Tokens, flat
-from umim_core.text.tokens import INDEX, TokenFiles
+from umim_core.text.token_ids import AnyInts, flat
+from umim_core.text.tokens import IDS, TokenFiles
 
 _ARRAYS = ("ids", "offsets", "parts", "replies")
 
@@ -30,13 +30,13 @@ class TokenRows:
         replies: Where in each row a reply begins [B] (int64); empty where rows have none.
     """
 
-    ids: Tokens
+    ids: AnyInts
     offsets: NDArray[np.int64]
     parts: NDArray[np.int64]
     replies: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @classmethod
-    def of_segments(cls, stream: Tokens, length: int) -> TokenRows:
+    def of_segments(cls, stream: AnyInts, length: int) -> TokenRows:
         """Cut a corpus into rows of ``length`` tokens, all of them open to merging.
 
         The rest is dropped. Rows are read from the files when they are asked for.
@@ -85,8 +85,8 @@ class TokenRows:
         """
         if place.is_file():
             return cls.of_segments(open_array(place), length)
-        if (place / INDEX).is_file():
-            return cls.of_segments(TokenFiles.open(place), length)
+        if (place / IDS).is_file():
+            return cls.of_segments(TokenFiles.open(place).ids, length)
         return cls(*(open_array(place / f"{name}.npy") for name in _ARRAYS))
 
 
