@@ -182,17 +182,16 @@ def _merged(jobs: Sequence[TokenJob], outcomes: Sequence[Outcome]) -> Tokenized:
             raise outcome
         places.append(job.place)
         merged.tokens = min(merged.tokens + outcome.tokens, limit or sys.maxsize)
-        merged.bad.count += outcome.bad.count
-        merged.bad.first += outcome.bad.first[: 20 - len(merged.bad.first)]
+        merged.bad.add(outcome.bad.count, outcome.bad.first)
     source = jobs[0].source
     allowed = 0 if isinstance(source, TextFiles | TokenIds) else source.max_bad
     if merged.bad.count > allowed:
-        rule = f"at most {allowed} rows may be bad, first {merged.bad.first[0]}"
+        rule = f"at most {allowed} rows may be bad, first {merged.bad.first}"
         found = f"{merged.bad.count} bad rows"
         raise CorpusError(rule, found, "Correct the rows, or allow more with max_bad.")
     if merged.bad.count:
-        first = merged.bad.first[0]
-        logger.warning("%s: %d bad rows, first %s", jobs[0].split, merged.bad.count, first)
+        bad = merged.bad
+        logger.warning("%s: %d bad rows, first %s", jobs[0].split, bad.count, bad.first)
     if len(jobs) > 1:
         join_tokens(directory, places, limit)
         for job in jobs:  # those behind the limit, too

@@ -288,7 +288,7 @@ def test_schemas_in_a_form_of_their_own_stay_raw_and_this_is_said(
     template = "{% for t in tools %}type {{ t.function.name }};{% endfor %}" + FAITHFUL["plain"]
     tokenizer.chat_template = template
     written = write_chat(TOOL_CHAT[:2], tokenizer, TOOLS, ("user", "tools"))
-    assert "as tojson does" in written.unmerged and len(written.places) == 1
+    assert "as JSON" in written.unmerged and len(written.places) == 1
     assert not write_chat(TOOL_CHAT[:2], tokenizer, TOOLS).unmerged
 
 

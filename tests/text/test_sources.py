@@ -380,15 +380,13 @@ def test_bad_lines_are_refused_with_file_and_line_or_skipped_and_counted() -> No
     bad, most = BadRows(), 2 * len(BAD_ROWS)
     source = JsonLines(paths=("*.jsonl",), max_bad=most)
     assert list(iter_documents(source, bad)) == ["good"] * 4
-    assert bad.count == most
-    places = [f"{name}:{i}" for name in ("a.jsonl", "b.jsonl") for i in range(2, 11)]
-    assert [message.partition(": ")[0] for message in bad.first] == places
+    assert bad.count == most and bad.first.startswith("a.jsonl:2: a line must be JSON")
     with pytest.raises(CorpusError, match=r"at most 17 rows may be bad, first a\.jsonl:2: .*b\.j"):
         read(source.model_copy(update={"max_bad": most - 1}))
     write("a.json", b'[1, {"text": "good"}, {"text": "\\ud800"}, {}]')
     bad = BadRows()
     assert list(iter_documents(JsonLines(paths=("a.json",), max_bad=3), bad)) == ["good"]
-    assert [m.partition(": ")[2][:6] for m in bad.first] == ["item 1", "item 3", "item 4"]
+    assert bad == BadRows(3, "a.json: item 1: a row must be a JSON object")
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "json"])
@@ -639,7 +637,7 @@ def test_no_secret_is_shown_where_rows_are_skipped_or_ids_are_remote(remote: Add
     bad = BadRows()
     source: DocumentSource = JsonLines(paths=(remote("bad.jsonl.gz"),), max_bad=1)
     assert list(iter_documents(source, bad)) == ["good"]
-    assert_no_secret(bad.first[0])
+    assert_no_secret(bad.first)
     with pytest.raises(CorpusError, match=r"ids\.npy: .* got an address") as caught:
         list(iter_token_pieces(TokenIds(path=remote("ids.npy")), None))
     assert_no_secret(caught.value)

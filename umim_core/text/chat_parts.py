@@ -17,8 +17,8 @@ the marks, whatever the template does with replies::
 
     text    <user>Hi there<end><assistant>        marked  <user>[0[Hi there]0]<end><assistant>
 
-Schemas get a key that nothing else has instead, and are found where the template language's
-``tojson`` wrote them with it. What a call must spell stays raw: names of functions and of
+Schemas begin and end with keys that nothing else has instead, and are found where a template wrote
+them as JSON. What a call must spell stays raw: names of functions and of
 parameters, up to the quotes that end them, types of values but for texts, and values to choose
 from, as ``enum`` and ``const`` list them; names under ``required`` merge. In results of
 tools that are JSON, numbers and short values stay raw, since answers repeat them.
@@ -31,6 +31,7 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 Place = tuple[int, int]
 _log: Final = logging.getLogger("umim")
 _REWRITTEN: Final = "its template changes what users say"
-_SCHEMAS: Final = "its template does not write tools as tojson does"
+_SCHEMAS: Final = "its template does not write tools as JSON"
 # Texts of JSON, with the colon behind a key, brackets and other values, each read once.
 _JSON: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(?:\s*:)?|[{}\[\]]|[^\s{}\[\],:"]+')
 _CHOICES: Final = ('"enum"', '"const"')
@@ -225,14 +226,14 @@ class _Marks:
     ) -> None:
         # No text of the chat holds it, and no filter changes it: digits are their own upper case.
         spoken, self._key = as_json([chat, tools]), "7310"
-        self._chat, self._tools, self._roles = chat, tools or (), frozenset[str](roles)
+        self._chat, self._roles = chat, frozenset[str](roles)
         while self._key in spoken:
             self._key += "7"
+        # By number: whose it is, the text or schema to find, whether it is of the last message.
+        self._cores: dict[str, tuple[str, object, bool]] = {}
         self.tools = tools
         if tools and "tools" in roles:
             self.tools = [self._keyed(tool, number) for number, tool in enumerate(tools)]
-        # By number: whose it is, the text to find, whether it is of the last message.
-        self._cores: dict[str, tuple[str, str, bool]] = {}
         self._written: dict[str, str] = {}  # roles as the chat has them
         self.chat = [self._marked(message, message is chat[-1]) for message in chat]
 
@@ -266,49 +267,22 @@ class _Marks:
         return f"{text[:at]}{mark}({core}{mark}){text[at + len(core) :]}"
 
     def _keyed(self, tool: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-        inner = tool.get("function")
-        if isinstance(inner, Mapping):
-            tool = {**tool, "function": {**inner, f"{self._key}f{number}": 0}}
-        return {**tool, f"{self._key}t{number}": 0}
+        """Return a tool that begins and ends with keys, and so does its function."""
+        schemas = {f"t{number}": tool}
+        keyed = dict(tool)
+        if isinstance(tool.get("function"), Mapping):  # some templates write that alone
+            schemas[f"f{number}"] = tool["function"]
+            keyed["function"] = self._between_keys(tool["function"], f"f{number}")
+        for name, schema in schemas.items():
+            self._cores[name] = "tools", json.loads(as_json(schema)), False
+        return self._between_keys(keyed, f"t{number}")
+
+    def _between_keys(self, schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        return {f"{self._key}{name}(": 0, **schema, f"{self._key}{name})": 0}
 
     def show_tools(self, marked: str) -> bool:
         """Return whether tools are seen to be read, because a template wrote their keys."""
         return re.search(rf"{self._key}[tf]\d", marked) is not None
-
-    def _with_marked_schemas(self, marked: str) -> tuple[str, set[int]]:
-        """Return a rendering with marks around schemas, not keys in them, and whose they are."""
-        written: set[int] = set()
-        for part in "tf":  # tools as a whole, then functions that stand alone
-            pieces, at = [], 0
-            for key in re.finditer(rf'"{self._key}{part}(\d+)": 0', marked):
-                number = int(key[1])
-                found = self._schema_at(key, part, number, marked)
-                if found is not None:
-                    start, end, schema = found
-                    mark = f"{self._key}.{len(self._cores)}."
-                    self._cores[str(len(self._cores))] = "tools", schema, False
-                    pieces += [marked[at:start], f"{mark}({schema}{mark})"]
-                    at = end
-                    written.add(number)
-            marked = "".join([*pieces, marked[at:]])
-        return re.sub(rf',\s*"{self._key}[tf]\d+": 0', "", marked), written
-
-    def _schema_at(
-        self, key: re.Match[str], part: str, number: int, marked: str
-    ) -> tuple[int, int, str] | None:
-        """Return the schema around a key that ``tojson`` wrote; None for another form."""
-        if number >= len(self._tools):
-            return None
-        keyed, tool = (self.tools or ())[number], self._tools[number]
-        if part == "f":
-            keyed, tool = keyed["function"], tool["function"]
-        for indent in (None, 4, 2):
-            form = json.dumps(keyed, ensure_ascii=False, indent=indent)
-            start = key.start() - form.rindex(key[0])
-            if start >= 0 and marked.startswith(form, start):
-                schema = json.dumps(tool, ensure_ascii=False, indent=indent)
-                return start, start + len(form), schema
-        return None
 
     def check(self, marked: str) -> None:
         """Refuse a template that drops what a user or the system says, or prints parts."""
@@ -324,13 +298,17 @@ class _Marks:
 
     def find(self, marked: str, text: str) -> WrittenChat:
         """Return where contents stand in a text, given the rendering with marks."""
-        keyed = self.tools is not None and "tools" in self._roles
-        written: set[int] = set()
-        if keyed:
-            marked, written = self._with_marked_schemas(marked)
-        pieces = re.split(rf"{self._key}\.(\d+)\.([()])", marked)  # piece, number, side, piece
-        raw = {number: role for number, (role, _, _) in self._cores.items() if role in self._roles}
+        key = self._key
+        # Keys of schemas become marks; those of a function do not where all of its tool is written.
+        marked = re.sub(rf'(\{{\s*)"{key}([tf]\d+)\(": 0,\s*', rf"{key}.\2.(\1", marked)
+        marked = re.sub(rf',\s*"{key}([tf]\d+)\)": 0(\s*\}})', rf"\2{key}.\1.)", marked)
+        tools = set(re.findall(rf"{key}\.t(\d+)\.", marked))
+        marked = re.sub(
+            rf"{key}\.f(\d+)\.[()]", lambda found: "" if found[1] in tools else found[0], marked
+        )
+        pieces = re.split(rf"{key}\.([tf]?\d+)\.([()])", marked)  # piece, number, side, piece
         places, at, end = list[Place](), 0, None
+        raw = {(number.strip("tf"), role) for number, (role, _, _) in self._cores.items()}
         moved = _moves("".join(pieces[::3]), text)
         for k in range(0, len(pieces) - 1, 3):
             piece, number, side, inside = pieces[k : k + 4]
@@ -338,17 +316,25 @@ class _Marks:
             role, core, is_last = self._cores.get(number, ("", "", False))
             if side == ")":
                 end = moved(at, at) if is_last else end
-            elif role in self._roles and inside == core and pieces[k + 4 : k + 6] == [number, ")"]:
-                start = moved(at, at + len(core))
-                if start is not None:
-                    places += places_of(role, core, start)
-                    raw.pop(number)
-        unmerged = _SCHEMAS if raw or (keyed and len(written) < len(self._tools)) else ""
-        if set(raw.values()) - {"tools"}:
-            unmerged = _REWRITTEN
+            elif role in self._roles and pieces[k + 4 : k + 6] == [number, ")"]:
+                start = moved(at, at + len(inside))
+                if start is not None and _says(inside, core):
+                    places += places_of(role, inside, start)
+                    raw.discard((number.strip("tf"), role))
+        lost = {role for _, role in raw if role in self._roles}
+        unmerged = _REWRITTEN if lost - {"tools"} else _SCHEMAS if lost else ""
         if unmerged:
             log_unmerged(unmerged)
         return WrittenChat(text, places, end, unmerged, self._chat)
+
+
+def _says(text: str, core: object) -> bool:
+    """Return whether a text is a content, or is a schema as JSON."""
+    if isinstance(core, str):
+        return text == core
+    with suppress(ValueError, RecursionError):
+        return bool(json.loads(text) == core)
+    return False
 
 
 def _moves(source: str, target: str) -> Callable[[int, int], int | None]:

@@ -39,7 +39,6 @@ PlacedRows = Iterator[tuple[str, object]]  # where a row stands, and what stands
 _MAX_ROW: Final = 1 << 30  # bytes of a line or of an array
 _PARQUET_BATCH_ROWS: Final = 256
 _CHUNK_BYTES: Final = 1 << 20
-_TOLD: Final = 20  # bad rows whose messages are kept
 _CORRECT_ROW: Final = "Correct it, or allow bad rows (--max-bad N, in a recipe max_bad)."
 _HEADS: Final = {
     codecs.BOM_UTF16_LE: "like UTF-16: convert it to UTF-8",
@@ -68,10 +67,14 @@ _SWITCHING: Final = Lock()  # datasets has one switch for the whole process
 
 @dataclass
 class BadRows:
-    """Rows that were skipped, and the messages of the first ones, each with file and row."""
+    """Rows that were skipped, and the message of the first one, with file and row."""
 
     count: int = 0
-    first: list[str] = field(default_factory=list)
+    first: str = ""
+
+    def add(self, count: int, message: str) -> None:
+        self.count += count
+        self.first = self.first or message
 
 
 # Files
@@ -201,12 +204,10 @@ def usable(
                 yield cast(str, value), True
             continue
         message = f"{place}: {problem.rule}"
-        bad.count += 1
-        if len(bad.first) < _TOLD:
-            bad.first.append(message)
+        bad.add(1, message)
         if bad.count > max_bad:
             if max_bad:
-                message = f"at most {max_bad} rows may be bad, first {bad.first[0]}; {message}"
+                message = f"at most {max_bad} rows may be bad, first {bad.first}; {message}"
             raise CorpusError(message, problem.value, problem.remedy)
 
 

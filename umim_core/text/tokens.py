@@ -175,7 +175,7 @@ def iter_token_pieces(
     bad = BadRows()
     yield from tokenize_parts(not_empty(source, source.pieces(bad)), tokenizer)
     if bad.count:
-        _log.warning("unusable rows skipped: %d, the first: %s", bad.count, bad.first[0])
+        _log.warning("unusable rows skipped: %d, the first: %s", bad.count, bad.first)
 
 
 def first_ids(source: Source, tokenizer: PreTrainedTokenizerBase | None, most: int) -> Ids:

@@ -171,10 +171,7 @@ def test_bad_rows_are_counted_over_all_files(
         (tmp_path / f"{name}.jsonl").write_text('{"text": "good"}\n{\n')
     source = JsonLines(paths=(f"{tmp_path}/*.jsonl",), max_bad=3)
     bad = tokenize(source, tmp_path / "x").bad
-    assert bad.count == 3
-    assert [message.partition(": ")[0] for message in bad.first] == [
-        f"{tmp_path}/{name}.jsonl:2" for name in ("a", "b", "c")
-    ]
+    assert bad.count == 3 and bad.first.startswith(f"{tmp_path}/a.jsonl:2: ")
     with pytest.raises(CorpusError, match=r"at most 2 rows.*a\.jsonl:2: .*; got 3 bad rows"):
         tokenize(source.model_copy(update={"max_bad": 2}), tmp_path / "y")
 
