@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     }
     report |= {"tokenizer": options.tokenizer, "kinds": {}}
     for kind, (source, requests) in kinds.items():
-        measured = traffic_report(list(requests), tokenizer, None, 80.0)
+        measured = traffic_report(list(requests), tokenizer, "llama-3.1-8b", 80.0)
         report["kinds"][kind] = {
             "source": source,
             "texts": measured.requests,

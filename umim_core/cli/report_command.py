@@ -11,7 +11,7 @@ import typer
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.cli.documented import Page
-from umim_core.errors import ConfigError, CorpusError, did_you_mean, require
+from umim_core.errors import CorpusError, require
 
 if TYPE_CHECKING:
     from umim_core.traffic.report import TrafficReport
@@ -42,21 +42,17 @@ def report(
         kind: What files hold whose ending is other.
     """
     from umim_core.backbone.tokenizer_files import load_tokenizer
-    from umim_core.traffic.report import SHAPES, model_shape, traffic_report
+    from umim_core.traffic.report import model_shape, traffic_report
     from umim_core.traffic.requests import Left, read_requests
 
-    known = model_shape(shape)
-    if known is None:
-        rule = f"a shape must be one of {', '.join(SHAPES)}, or a model on this machine"
-        remedy = did_you_mean(shape, SHAPES) or "Name one of them, or a model's directory."
-        raise ConfigError(rule, shape, remedy)
+    model_shape(shape)  # a name that says nothing is refused before a long log is read
     left = Left()
     requests = list(read_requests(tuple(names), kind, left))
     rule = "a log must hold at least one request"
     found = "; ".join(left.lines()) or "none"
     remedy = "Log requests as JSON Lines with messages and tools, or name texts."
     require(bool(requests), CorpusError, rule, found, remedy)
-    measured = traffic_report(requests, load_tokenizer(tokenizer), (shape, known), gpu_gib)
+    measured = traffic_report(requests, load_tokenizer(tokenizer), shape, gpu_gib)
     lines = _lines(measured, left)
     if html is not None:
         body = f"<pre style='white-space:pre-wrap'>{escape(chr(10).join(lines))}</pre>"
@@ -98,11 +94,11 @@ def _lines(measured: TrafficReport, left: Left) -> list[str]:
         best = max(measured.savings, key=lambda s: s.all)
         roles = ", ".join(f"{NAMES[role]} {share:.0%}" for role, share in best.roles.items())
         lines += [f"by the best of them: {roles}"] if roles else []
-    if (memory := measured.memory) is not None:
-        lines += [
-            "",
-            f"{memory.shape}: {memory.token_bytes / 1024:,.0f} KiB of keys and values per token; "
-            f"{memory.gpu_gib:g} GiB hold {memory.requests:,} requests of this length, "
-            f"merged {memory.merged:,}",
-        ]
+    memory = measured.memory
+    lines += [
+        "",
+        f"{memory.shape}: {memory.token_bytes / 1024:,.0f} KiB of keys and values per token; "
+        f"{memory.gpu_gib:g} GiB hold {memory.requests:,} requests of this length, "
+        f"merged {memory.merged:,}",
+    ]
     return [*lines, "", measured.verdict]

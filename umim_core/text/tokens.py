@@ -191,9 +191,9 @@ def first_ids(source: Source, tokenizer: PreTrainedTokenizerBase | None, most: i
     return np.concatenate(pieces)[:most]
 
 
-def check_known(ids: AnyInts, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_known(ids: AnyInts, tokenizer: PreTrainedTokenizerBase, what: str = "ids") -> None:
     max_id = int(ids.max(initial=-1))
-    rule = f"ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary"
+    rule = f"{what} must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary"
     remedy = "Name the tokenizer that made them."
     require(max_id < len(tokenizer), CorpusError, rule, max_id, remedy)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from umim_core.backbone.shape import BackboneShape, local_shape
-from umim_core.errors import CorpusError, require
+from umim_core.errors import ConfigError, CorpusError, did_you_mean, require
 from umim_core.mining.mine import candidate_spans, excluded_ids
 from umim_core.mining.span_choice import choose_spans
 from umim_core.rules.matcher import Matcher
@@ -89,7 +89,7 @@ class TrafficReport:
     digits: float  # share of the prompt tokens with a digit; they stay raw
     cached: float  # share of the prompt tokens that begin like an earlier prompt
     savings: tuple[Saving, ...]  # by length and number; empty where there is too little text
-    memory: Memory | None
+    memory: Memory
     pays: bool
     verdict: str  # why
 
@@ -131,10 +131,11 @@ class _Read:
 def traffic_report(
     requests: Sequence[Request],
     tokenizer: PreTrainedTokenizerBase,
-    shape: tuple[str, BackboneShape] | None,
+    shape: str,
     gpu_gib: float,
 ) -> TrafficReport:
-    """Measure some requests; ``shape``, by name, is the model that serves them on such a GPU."""
+    """Measure some requests; ``shape`` names the model that serves them on such a GPU."""
+    model = model_shape(shape)
     read = _read(requests, tokenizer)
     tokens: dict[str, dict[str, int]] = {}
     has_digit = np.zeros(MAX_TOKEN_ID + 1, dtype=np.bool_)
@@ -153,10 +154,8 @@ def traffic_report(
     cached = sum(request.cached for request in read) / total
     best = max(savings, key=lambda s: s.all, default=None)
     reply = sum(request.reply for request in read)
-    memory = None
-    if shape is not None:
-        saved = 0.0 if best is None else best.all
-        memory = _memory(*shape, gpu_gib, total / len(read), reply / len(read), saved)
+    lengths = total / len(read), reply / len(read)
+    memory = _memory(shape, model, gpu_gib, *lengths, 0.0 if best is None else best.all)
     pays, verdict = _verdict(best, tokens, numbers / total, cached)
     return TrafficReport(
         requests=len(read),
@@ -173,10 +172,15 @@ def traffic_report(
     )
 
 
-def model_shape(name: str) -> BackboneShape | None:
+def model_shape(name: str) -> BackboneShape:
     """Return the shape of a model by a name of ``SHAPES``, or of a model on this machine."""
     if name not in SHAPES:
-        return local_shape(name)
+        found = local_shape(name)
+        if found is None:
+            rule = f"a shape must be one of {', '.join(SHAPES)}, or a model on this machine"
+            remedy = did_you_mean(name, SHAPES) or "Name one of them, or a model's directory."
+            raise ConfigError(rule, name, remedy)
+        return found
     sizes = zip(BackboneShape.model_fields, (*SHAPES[name], True), strict=True)
     return BackboneShape.model_validate(dict(sizes))
 

@@ -229,7 +229,9 @@ def test_ready_ids_of_another_tokenizer_are_refused(folder: Path, here: ClusterL
     np.save(folder / "ids.npy", np.array([1, 2**17], np.uint32))
     ids = {"kind": "ids", "path": str(folder / "ids.npy")}
     config = corpus_of(folder, train={"kind": "text", "paths": [f"{folder}/a.txt"]}, test=ids)
-    with pytest.raises(CorpusError, match=r"'test' must lie in 0\.\.8191, the vocabulary; got 131"):
+    with pytest.raises(
+        CorpusError, match=r"'test' must lie in 0\.\.8191, the tokenizer's vocabulary; got 131"
+    ):
         stage(folder / "root", here, config)
 
 
