@@ -94,8 +94,15 @@ TOOLED = {
     "each": "{% for t in tools %}{{ t | tojson }}\n{% endfor %}" + _LOOP % _CALLS,
     "function": "{% for t in tools %}{{ t.function | tojson }}\n{% endfor %}" + _LOOP % _CALLS,
     "indented": "{% for t in tools %}{{ t | tojson(indent=4) }}\n{% endfor %}" + _LOOP % _CALLS,
+    "compact": "{% for t in tools %}{{ t | tojson(separators=(',', ':')) }}\n{% endfor %}"
+    + _LOOP % _CALLS,
     "list": "[TOOLS]{{ tools | tojson }}" + _LOOP % _CALLS,
     "behind": _LOOP % _CALLS + "{% for t in tools %}{{ t | tojson }}{% endfor %}",
+}
+# How they write them as JSON, where that is not as usual.
+FORMS: dict[str, dict[str, Any]] = {
+    "indented": {"indent": 4},
+    "compact": {"separators": (",", ":")},
 }
 TOOLS = [
     {
@@ -187,14 +194,12 @@ def test_the_parts_of_these_roles_may_merge_and_nothing_else(
 ) -> None:
     """Schemas stand in messages, too: there they are what the message says."""
     tokenizer.chat_template = TOOLED[name]
-    indent = 4 if name == "indented" else None
+    form = FORMS.get(name, {})
     dumped = [
         part
         for tool in TOOLS
         for part in unspelled(
-            json.dumps(
-                tool["function"] if name == "function" else tool, ensure_ascii=False, indent=indent
-            )
+            json.dumps(tool["function"] if name == "function" else tool, ensure_ascii=False, **form)
         )
     ]
     said = [(m["role"], m["content"]) for m in TOOL_CHAT if m["role"] in roles]
@@ -231,7 +236,7 @@ def test_a_longer_chat_begins_with_the_parts_of_the_shorter(
 def test_a_schema_in_a_reply_stays_raw(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Where tools are written behind messages, a reply that quotes one comes first."""
     tokenizer.chat_template = TOOLED[name]
-    quoted = [json.dumps(t, ensure_ascii=False, indent=4 if "ind" in name else None) for t in TOOLS]
+    quoted = [json.dumps(t, ensure_ascii=False, **FORMS.get(name, {})) for t in TOOLS]
     reply = {"role": "assistant", "content": "".join(quoted)}
     chat = [TOOL_CHAT[1], reply, {"role": "user", "content": "b"}]
     written = write_chat(chat, tokenizer, TOOLS, ("tools",))

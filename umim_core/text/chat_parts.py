@@ -300,8 +300,8 @@ class _Marks:
         """Return where contents stand in a text, given the rendering with marks."""
         key = self._key
         # Keys of schemas become marks; those of a function do not where all of its tool is written.
-        marked = re.sub(rf'(\{{\s*)"{key}([tf]\d+)\(": 0,\s*', rf"{key}.\2.(\1", marked)
-        marked = re.sub(rf',\s*"{key}([tf]\d+)\)": 0(\s*\}})', rf"\g<2>{key}.\1.)", marked)
+        marked = re.sub(rf'(\{{\s*)"{key}([tf]\d+)\(":\s*0,\s*', rf"{key}.\2.(\1", marked)
+        marked = re.sub(rf',\s*"{key}([tf]\d+)\)":\s*0(\s*\}})', rf"\g<2>{key}.\1.)", marked)
         tools = set(re.findall(rf"{key}\.t(\d+)\.", marked))
         marked = re.sub(
             rf"{key}\.f(\d+)\.[()]", lambda found: "" if found[1] in tools else found[0], marked

@@ -131,13 +131,11 @@ def _local(name: str, kind: SourceKind | None) -> list[str]:
                 files.append(path)
         elif not reason and _fits([p.lower() for p in parts], [s.lower() for s in shapes]):
             left_out["written in another case"] += 1
-    reasons = [f"{count} {reason}" for reason, count in left_out.most_common()]
-    if others := sum(sorted(left_out.values(), reverse=True)[_SHOWN:]):
-        reasons[_SHOWN:] = [f"{others} others"]
+    reasons = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common(_SHOWN))
     if not files:
-        raise _no_file(name, ", ".join(reasons))
+        raise _no_file(name, reasons)
     if reasons:  # the files of a corpus are looked for several times
-        warn_once(logger, f"{name}: {left_out.total()} left out: {', '.join(reasons)}")
+        warn_once(logger, f"{name}: {left_out.total()} left out: {reasons}")
     return files
 
 
