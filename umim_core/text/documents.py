@@ -115,27 +115,25 @@ class CorpusFile:
 
     def resolve(self) -> tuple[fs.FileSystem, str]:
         """Return the file system of an address and the path in it."""
-        try:
+        rule = "the address must be one that Arrow's file systems know"
+        remedy = "Write it like s3://bucket/path?region=eu-west-1; quote odd characters with %."
+        with self.typed_errors(rule, remedy):
             filesystem, path = fs.FileSystem.from_uri(self.location)
-        except (OSError, pa.ArrowException) as error:
-            raise CorpusError(
-                f"{self}: the address must be one that Arrow's file systems know",
-                f"{type(error).__name__}: {scrubbed(str(error), self.location)}",
-                "Write it like s3://bucket/path?region=eu-west-1; quote odd characters with %.",
-            ) from None  # the cause may show credentials
         return filesystem, path
 
     @contextmanager
-    def typed_errors(self) -> Iterator[None]:
+    def typed_errors(
+        self,
+        rule: str = "the file must be readable and whole",
+        remedy: str = "Correct the file or leave it out.",
+    ) -> Iterator[None]:
         """Turn what codecs and file systems raise into a `CorpusError` that names the file."""
         try:
             yield
         except (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException) as error:
-            raise CorpusError(
-                f"{self}: the file must be readable and whole",
-                f"{type(error).__name__}: {scrubbed(str(error), self.location)}",
-                "Correct the file or leave it out.",
-            ) from (None if is_address(self.location) else error)  # the cause may show credentials
+            found = f"{type(error).__name__}: {scrubbed(str(error), self.location)}"
+            cause = None if is_address(self.location) else error  # it may show credentials
+            raise CorpusError(f"{self}: {rule}", found, remedy) from cause
 
 
 def endings_of(name: str) -> tuple[str, str]:
