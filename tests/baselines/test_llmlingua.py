@@ -26,7 +26,6 @@ from umim_core.baselines.methods import Ints, reduce_tokens
 from umim_core.baselines.own_models import hub_commit
 from umim_core.baselines.selective_context import SelectiveContext, self_information
 from umim_core.errors import BackboneError
-from umim_core.evaluation.scoring import named_method
 
 # Choices of the package's own code (llmlingua 0.2.2), the models that it would load replaced by
 # `pair_losses` and `piece_classifier`, counts of tokens of `umim-docs-llama` in place of OpenAI's;
@@ -211,8 +210,6 @@ def test_results_name_the_commit_of_the_classifier(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert hub_commit("o/c") == commit
     assert hub_commit(str(tmp_path)) is None
-    assert named_method("llmlingua2", None) == "llmlingua2"
-    assert named_method("llmlingua2", f"o/c@{commit}") == f"llmlingua2 (o/c@{commit})"
 
 
 def case_name(case: dict[str, Any]) -> str:
