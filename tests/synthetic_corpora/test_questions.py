@@ -106,11 +106,7 @@ def test_a_selection_and_the_rows_of_all_shards_come_back(tmp_path: Path) -> Non
     ("line", "problem"),
     [
         (WHOLE[:20], "Invalid JSON"),
-        (b"[]\n", "Input should be"),
-        (WHOLE.replace(b"a", b"\xff"), "Invalid JSON"),
         (WHOLE.replace(b'"tokens":5,', b""), "tokens: Field required"),
-        (WHOLE.replace(b"eos", b"end"), "ended: Input should be"),
-        (WHOLE.replace(b"5", b"null"), "tokens: Input should be a valid integer"),
     ],
 )
 def test_a_torn_shard_is_refused(tmp_path: Path, line: bytes, problem: str) -> None:
@@ -120,16 +116,7 @@ def test_a_torn_shard_is_refused(tmp_path: Path, line: bytes, problem: str) -> N
         list(iter_rows(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("[]", "Input should be"),
-        ('{"texts": "a"}', "texts: Input should be a valid list"),
-        ('{"texts": [1]}', r"texts\.0: Input should be a valid string"),
-        ('{"texts": ["a"], "bad_rows": null}', "bad_rows: Input should be a valid integer"),
-    ],
-)
-def test_torn_questions_are_refused(tmp_path: Path, text: str, problem: str) -> None:
-    (tmp_path / "questions.json").write_text(text, encoding="utf-8")
-    with pytest.raises(ArtifactError, match=rf"questions.json must hold .*; got {problem}"):
+def test_torn_questions_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "questions.json").write_text('{"texts": "a"}', encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"must hold .*; got texts: Input should be a valid"):
         read_selection(tmp_path)
