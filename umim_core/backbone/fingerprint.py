@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from huggingface_hub import snapshot_download
-from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import check_place
 from umim_core.errors import BackboneError
 from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.store.artifacts import json_digest, sha256_bytes, sha256_file
-from umim_core.store.user_records import remembered
+from umim_core.store.user_records import SHA256, remembered
 
 _LARGE: Final = 1 << 20  # characters of a tokenizer's JSON: reading and writing it takes 0.2 s
 
@@ -50,13 +48,8 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase, without: object = 
     text = backend.to_str()
     if len(text) < _LARGE:
         return json_digest(_pipeline(text, without))
-    return remembered(
-        "tokenizers",
-        [repr(without), sha256_bytes(text.encode())],
-        TypeAdapter(str),
-        lambda: json_digest(_pipeline(text, without)),
-        lambda known: re.fullmatch("[0-9a-f]{64}", known) is not None,
-    )
+    key = [repr(without), sha256_bytes(text.encode())]
+    return remembered("tokenizers", key, SHA256, lambda: json_digest(_pipeline(text, without)))
 
 
 def _pipeline(text: str, without: object) -> dict[str, object]:

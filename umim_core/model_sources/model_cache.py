@@ -8,8 +8,8 @@
         config.json model.safetensors tokenizer.json ...
         manifest.json                        licence, origin, sizes and digests
 
-Each is made once, by one process, and is whole or not there at all. A look at sizes and times costs
-under a millisecond; a file changed since its manifest is hashed; what is damaged is made again.
+Each is made once, by one process, and is whole or not there at all. A look at sizes costs under a
+millisecond; what is damaged is made again. Other weights are told by the backbone's identity.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final, cast
 
 from huggingface_hub import constants
-from pydantic import TypeAdapter
 
 from umim_core.errors import ArtifactError, BackboneError, FetchError, FetchHashError, require
 from umim_core.model_sources.gguf_conversion import convert_gguf
 from umim_core.model_sources.gguf_file import read_gguf, unreadable
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
-from umim_core.store.artifacts import MANIFEST, read_manifest, sha256_file
+from umim_core.store.artifacts import read_manifest, sha256_file
 from umim_core.store.child_processes import die_with_parent
 from umim_core.store.disk import user_cache
 from umim_core.store.publication import build_once
-from umim_core.store.user_records import remembered
+from umim_core.store.user_records import SHA256, remembered
 
 GGUF: Final = ".gguf"
 MODELS_VARIABLE: Final = "UMIM_MODELS"
@@ -84,24 +83,13 @@ def model_fault(model: PackagedModel, *, verify: bool = False) -> str | None:
 
 
 def _packaged_record(model: PackagedModel, directory: Path, verify: bool) -> Mapping[str, object]:
-    record = _whole_record(directory, _PACKAGED, verify)
-    digests = {name: entry["sha256"] for name, entry in record["files"].items()}
+    record = read_manifest(directory, kind=_PACKAGED, schema=_SCHEMA, verify=verify)
+    listed = cast("dict[str, dict[str, object]]", record["files"])
+    digests = {name: entry["sha256"] for name, entry in listed.items()}
     for name, digest in model.files.items():
         rule = f"{directory / name} must have the SHA-256 {digest}"
         require(digests.get(name) == digest, ArtifactError, rule)
     return {**record, "key": model.digest}
-
-
-def _whole_record(directory: Path, kind: str, verify: bool) -> Mapping[str, Any]:
-    """Return the manifest of a model in the cache, its files checked by size and time."""
-    read = partial(read_manifest, directory, kind=kind, schema=_SCHEMA)
-    record = read(verify=verify)
-    times = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
-    made = (directory / MANIFEST).stat().st_mtime_ns
-    if any(time > made for time in times.values()):  # changed or copied since: hashed once as it is
-        key = [str(directory), times]
-        remembered("whole-models", key, TypeAdapter(bool), lambda: bool(read()), bool)
-    return record
 
 
 def packaged_directory(name: str, *, local_files_only: bool = False) -> Path:
@@ -242,7 +230,8 @@ def gguf_directory(path: Path) -> Path:
         return {"sha256": digest}
 
     def look(directory: Path) -> Mapping[str, object]:
-        return {**_whole_record(directory, _CONVERTED, verify=False), "key": digest}
+        record = read_manifest(directory, kind=_CONVERTED, schema=_SCHEMA, verify=False)
+        return {**record, "key": digest}
 
     _build_once(final, digest, build, kind=_CONVERTED, look=look)
     return final
@@ -253,12 +242,6 @@ def _digest_of(path: Path) -> str:
     try:
         status = path.stat()
         key = [str(path.resolve()), status.st_size, status.st_mtime_ns]
-        return remembered(
-            "gguf",
-            key,
-            TypeAdapter(str),
-            lambda: sha256_file(path),
-            lambda known: re.fullmatch("[0-9a-f]{64}", known) is not None,
-        )
+        return remembered("gguf", key, SHA256, lambda: sha256_file(path))
     except OSError as error:
         raise unreadable(path, error) from error

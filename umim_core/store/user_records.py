@@ -4,35 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import json_digest
 from umim_core.store.disk import read_bytes, user_cache, write_bytes
 
 T = TypeVar("T")
+SHA256: Final = TypeAdapter(Annotated[str, Field(pattern="^[0-9a-f]{64}$")])
 _MOST_BYTES: Final = 1 << 26
 
 
-def remembered(
-    folder: str,
-    key: object,
-    kind: TypeAdapter[T],
-    make: Callable[[], T],
-    fits: Callable[[T], bool],
-) -> T:
+def remembered(folder: str, key: object, kind: TypeAdapter[T], make: Callable[[], T]) -> T:
     """Return what a folder of the user's cache records under a key, else make and record it.
 
-    The key is everything that the value depends on, as JSON. A recorded value that does not fit
-    the key is damaged, and made again.
+    The key is everything that the value depends on, as JSON. What is not of the kind is damaged,
+    and made again.
     """
     record = user_cache() / folder / f"{json_digest(key)}.json"
     with suppress(OSError, ValidationError):
-        known = kind.validate_json(read_bytes(record, _MOST_BYTES))
-        if fits(known):
-            return known
+        return kind.validate_json(read_bytes(record, _MOST_BYTES))
     value = make()
     with suppress(ArtifactError):  # a folder that cannot be written costs time only
         write_bytes(record, kind.dump_json(value))
