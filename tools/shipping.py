@@ -257,7 +257,7 @@ def ship(
         store(checkpoint, new_checkpoint, priced, defaults)
         size = (new_checkpoint / "rules" / TABLE).stat().st_size
         rule = f"shipped rules must take at most {MAX_RULES_BYTES} bytes"
-        require(size <= MAX_RULES_BYTES, ConfigError, rule, size, "Raise tau, or set rule_budget.")
+        require(size <= MAX_RULES_BYTES, ConfigError, rule, size, "Raise tau, or choose spans.")
         results = measure(new_checkpoint)
         shutil.rmtree(shipped, ignore_errors=True)
         publish_directory(shipped, partial(shutil.copytree, new_checkpoint, dirs_exist_ok=True))

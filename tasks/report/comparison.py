@@ -104,7 +104,6 @@ class ComparisonRow(ModuleForm):
     min_probability: float | None = 0.0
     overlap: str = "greedy"
     containment: str = "drop"
-    rule_budget: int | None = None
     confidence_tokens: int | None = None
     spans: int | None = None
     setting: str = WT
@@ -247,7 +246,6 @@ def score_name(task: str, metric: str) -> str:
 def cell_words(cell: Cell | ComparisonRow) -> list[str]:
     """Return what limits the rules, pins the backbone, changes the module, for labels."""
     limits = {
-        "at most {:,} rules": cell.rule_budget,
         "asked about {:,} tokens": cell.confidence_tokens,
         "{:,} spans": cell.spans,
         "revision {}": cell.revision,
@@ -258,7 +256,7 @@ def cell_words(cell: Cell | ComparisonRow) -> list[str]:
 
 def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
     """Return the row of a cell; given rules are described by their manifest."""
-    names = ("backbone", "revision", "rule_budget", "confidence_tokens", "spans")
+    names = ("backbone", "revision", "confidence_tokens", "spans")
     fields = {name: getattr(cell, name) for name in names} | cell.form()
     if cell.rules is not None:
         rules = held_rules(Path(cell.rules)) | {"min_probability": 0.0}
@@ -442,12 +440,11 @@ STATES: Final = (
 
 _SUMMARY_ROWS: Final = 12
 _VARIANTS: Final = (  # headings of fields that may differ
-    *("rules by", "overlap", "containment", "most rules", "spans", "tokens asked", "revision"),
+    *("rules by", "overlap", "containment", "spans", "tokens asked", "revision"),
     *("positions", "depth", "kind", "residual", "rule rows", "merge depth", "adapter rank"),
     "unit positions",
 )
 _FIELDS: Final = {
-    "most rules": "rule_budget",
     "tokens asked": "confidence_tokens",
     "positions": "module_positions",
 }

@@ -50,7 +50,7 @@ _COSTS: Final = dict.fromkeys(
     "how fast it is counted and with how much memory, not what comes out",
 )
 _FILTERS: Final = dict.fromkeys(
-    ("options.overlap", "options.containment", "options.rule_budget", "options.spans"),
+    ("options.overlap", "options.containment", "options.spans"),
     "applied by the next stage",
 )
 

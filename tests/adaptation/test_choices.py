@@ -155,15 +155,6 @@ def test_every_threshold_gives_the_bigrams_of_a_counter(part: MergedPart) -> Non
     assert len(sizes) == 3
 
 
-def test_a_budget_raises_each_threshold_until_the_rules_fit() -> None:
-    questions = [Question("abcabcab", ("x", "y"), 0)]  # (a,b):3 (b,c):2 (c,a):2
-    for tau in (1, 3):
-        rules = mine_task_rules(questions, characters, options(tau, rule_budget=2), CONTEXT)
-        assert (grams_of(rules), rules.options.tau) == ({tuple(b"ab"): 3}, 3)
-    free = mine_task_rules(questions, characters, options(1, rule_budget=3), CONTEXT)
-    assert (len(free), free.options.tau) == (3, 1)
-
-
 def test_the_corpus_digest_tells_what_was_counted() -> None:
     question = Question("abc", ("x", "y"), 0)
     forms = [QuestionForm(part="sequence"), CONTEXT]

@@ -192,11 +192,11 @@ def test_a_shape_that_is_not_the_backbones_or_not_known_is_refused() -> None:
     bare = load("llama-3.2-1b-wikitext").model_dump(mode="json")
     ((name, shape),), (cell,) = bare["hardware"]["shapes"].items(), bare["cells"]
     bare["hardware"]["shapes"]["mirror/model"] = shape
-    changes = ({"backbone": "mirror/model"}, {"rule_budget": 9000}, {"revision": "abc"})
+    changes = ({"backbone": "mirror/model"}, {"revision": "abc"})
     sure = {"backbone": name, "source": "confidence"}
     many = [cell, *(cell | change for change in changes), sure, sure | {"confidence_tokens": 5000}]
     labels = {cell.label for cell in memory_of_cells(Recipe.model_validate(bare | {"cells": many}))}
-    assert len(labels) == 6
+    assert len(labels) == 5
     bare["hardware"]["shapes"] = {}
     with pytest.raises(ConfigError, match="must tell the shape of a backbone that is not on this"):
         memory_of_cells(Recipe.model_validate(bare))

@@ -83,18 +83,6 @@ def test_rules_and_report_equal_the_oracle(
     assert sorted(report.seconds) == ["count", "filter", "tokenize"]
 
 
-@pytest.mark.parametrize("budget", [30, 10_000])
-def test_a_budget_raises_tau_until_the_rules_fit(
-    corpus: Source, tmp_path: Path, tokenizer: str, budget: int
-) -> None:
-    report, rules = mined(corpus, tmp_path, tokenizer, rule_budget=budget)
-    every = oracle(cut(stream(), 10), 2)
-    fits = next(tau for tau in range(2, 99) if sum(n >= tau for n in every.values()) <= budget)
-    assert rules == {gram: n for gram, n in every.items() if n >= fits} != {}
-    assert report.tau == RuleSet.load(tmp_path / "out").options.tau == fits
-    assert (fits == 2) == (budget == 10_000)
-
-
 def test_special_and_protected_tokens_are_in_no_rule(tmp_path: Path, tokenizer: str) -> None:
     ids = np.random.default_rng(2).integers(0, WORDS, 1200)  # those with a 1 are w1, w10 and w11
     np.save(tmp_path / "ids.npy", ids.astype(np.uint16))

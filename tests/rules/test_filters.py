@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.ngram_oracle import document_oracle, filtered, grams_of
+from support.ngram_oracle import document_oracle, grams_of
 from umim_core.config.rule_options import Containment, Overlap
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.span_choice import choose_spans, saved_tokens
-from umim_core.rules.filters import filter_rules, overlap_mask, tau_for_size
+from umim_core.rules.filters import filter_rules, overlap_mask
 from umim_core.rules.grams import ORDERS, NgramCounts, orders_to, select
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -102,38 +102,6 @@ def test_counts_too_large_to_be_packed_with_a_row_number_are_ranked_alike() -> N
     ids = np.array([[1, 2], [2, 3], [3, 4], [5, 6]], dtype=np.int32)
     support = np.array([2**62, 2**62 + 1, 2**62, 1], dtype=np.int64)
     assert overlap_mask(ids, support, "greedy").tolist() == [False, True, False, True]
-
-
-def zipf_counts(seed: int, tau: int, longest: int = 4) -> NgramCounts:
-    stream = np.random.default_rng(seed).geometric(0.3, 1500) % 12
-    return count_ngrams(stream, np.array([0, 1500], dtype=np.int64), tau, longest=longest)
-
-
-def size(counts: NgramCounts, tau: int, overlap: Overlap, containment: Containment) -> int:
-    return len(filtered(counts, tau=tau, overlap=overlap, containment=containment))
-
-
-@pytest.mark.parametrize(("overlap", "containment"), POLICIES)
-def test_the_tau_for_a_budget_is_the_smallest_that_fits(
-    overlap: Overlap, containment: Containment
-) -> None:
-    for seed in range(3):
-        counts = zipf_counts(seed, 2, 4 if seed else 6)
-        most = max(int(x.max()) for x in counts.support.values() if len(x)) + 1
-        sizes = {tau: size(counts, tau, overlap, containment) for tau in range(2, most + 1)}
-        for budget in (1, 7, 40, 150, 10**6):
-            found = tau_for_size(counts, budget, overlap, containment)
-            assert found == next(tau for tau in sizes if sizes[tau] <= budget), budget
-
-
-def test_a_larger_tau_may_give_more_rules_and_the_budget_knows() -> None:
-    # (1, 2, 3) hides (1, 2) and (2, 3) up to tau 5.
-    stream = np.array([1, 2, 3] * 5 + [1, 2] * 3 + [2, 3] * 3 + [9], dtype=np.int64)
-    offsets = np.cumsum([0, *[3] * 5, *[2] * 6, 1], dtype=np.int64)
-    counts = count_ngrams(stream, offsets, 1)
-    assert {tau: size(counts, tau, "none", "drop") for tau in (5, 6)} == {5: 1, 6: 2}
-    assert tau_for_size(counts, 1, "none", "drop") == 1
-    assert tau_for_size(counts, 1, "none", "keep") == 9
 
 
 def test_spans_are_kept_by_the_tokens_that_they_save() -> None:

@@ -27,7 +27,6 @@ import numpy as np
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import CorpusError, require
 from umim_core.mining.counting import count_ngrams
-from umim_core.rules.filters import tau_for_size
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.artifacts import sha256_bytes
 from umim_core.task_sets.spec import SPLITS, Question, QuestionForm, TaskSplit
@@ -157,8 +156,8 @@ def mine_task_rules(
     Args:
         questions: Training questions.
         encode: Text to token ids, without special tokens.
-        options: Threshold, budget and filters of n-grams; segments are questions. The paper takes
-            tau 2000, 200, 50, 5 and 1 for HellaSwag, 5 for ARC, and no overlap filter.
+        options: Threshold and filters of n-grams; segments are questions. The paper takes tau
+            2000, 200, 50, 5 and 1 for HellaSwag, 5 for ARC, and no overlap filter.
         form: Prompt, delimiter and merged part; bigrams of what may merge are counted.
         max_length: Most tokens of a question and one answer; longer ones lose their beginning.
         excluded: Ids that take part in no rule.
@@ -168,10 +167,6 @@ def mine_task_rules(
         [ids[:mergeable] for ids, mergeable in task_sequences(questions, encode, form, max_length)]
     )
     counts = count_ngrams(ids, offsets, options.tau, excluded, longest=TASK_ORDER)
-    if options.rule_budget is not None:
-        filters = (options.overlap, options.containment)
-        tau = tau_for_size(counts, options.rule_budget, *filters)
-        options = options.model_copy(update={"tau": tau})
     origin = RuleOrigin(
         options=options,
         tokenizer_fingerprint=tokenizer_fingerprint,

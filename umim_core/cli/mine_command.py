@@ -35,7 +35,6 @@ def mine(
     min_probability: float | None = shared.of_field(
         RuleOptions, "min_probability", None, "--confidence"
     ),
-    rule_budget: int | None = shared.of_field(RuleOptions, "rule_budget"),
     min_documents: int = shared.of_field(RuleOptions, "min_documents"),
     protect: list[str] | None = None,
     *,

@@ -6,7 +6,6 @@ field           ``source: frequency``            ``source: confidence``
 tau             least count of an n-gram         least count of a run
 overlap         ``greedy``; chosen spans: none   as asked; in a recipe ``none``, as in the paper
 containment     ``drop``; chosen spans: keep     as asked; in a recipe ``keep``
-rule_budget     most rules                       refused
 spans           n-grams that save the most       refused
 min_documents   documents an n-gram occurs in    refused
 longest         most tokens of an n-gram         refused: runs have 2 to 4
@@ -41,9 +40,6 @@ class RuleFilters(Model):
     containment: Containment = Field(
         default="drop", description="Whether rules inside another go; chosen spans stay."
     )
-    rule_budget: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="Most rules; tau is raised until they fit. null: no limit."
-    )
 
 
 class RuleSearch(RuleFilters):
@@ -77,19 +73,15 @@ class RuleSearch(RuleFilters):
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         filters = {name: getattr(self, name) for name in AS_FOUND}
-        if self.spans is not None and not (
-            filters == AS_FOUND and self.source == "frequency" and self.rule_budget is None
-        ):
+        if self.spans is not None and not (filters == AS_FOUND and self.source == "frequency"):
             raise ValueError(
-                "spans are chosen among all frequent n-grams: leave overlap, containment, source "
-                "and rule_budget out"
+                "spans are chosen among all frequent n-grams: leave overlap, containment and "
+                "source out"
             )
         if self.source != "confidence":
             for name in ("min_probability", "confidence_tokens"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name} belongs to source 'confidence'; leave it out")
-        elif self.rule_budget is not None:
-            raise ValueError("confidence rules know no rule_budget; raise tau instead")
         elif self.longest != type(self).model_fields["longest"].default:
             raise ValueError("confidence rules are runs of 2 to 4 tokens; leave longest out")
         return self

@@ -25,7 +25,6 @@ from umim_core.errors import ConfigError, CorpusError, EvaluationError, RuleSetE
 from umim_core.mining.counting import Counter, LocalCounter, count_ngrams, thread_count
 from umim_core.mining.mining_memory import check_memory
 from umim_core.mining.span_choice import choose_spans
-from umim_core.rules.filters import tau_for_size
 from umim_core.rules.grams import NgramCounts, select
 from umim_core.rules.protect import protected_ids
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
@@ -63,7 +62,7 @@ class MiningReport:
     """Counts of a mining run, per order n; tokens are those in whole segments.
 
     Attributes:
-        tau: Least count of a rule; above the one asked for where a budget raised it.
+        tau: Least count of a rule.
         raw: n-grams that reach tau; empty for confidence rules.
         overlap: Those left by the overlap filter; likewise.
         rules: Those left by both filters.
@@ -137,7 +136,7 @@ def count(
 
 
 def rules_of(counts: NgramCounts, origin: RuleOrigin, tokens: TokenFiles, offsets: range) -> Mined:
-    """Filter counts into rules within the budget, or choose spans by what they save of the corpus.
+    """Filter counts into rules, or choose spans by what they save of the corpus.
 
     Counts serve any higher tau, least number of documents and shorter rules; the tau of the rules
     is recorded.
@@ -146,9 +145,6 @@ def rules_of(counts: NgramCounts, origin: RuleOrigin, tokens: TokenFiles, offset
     _check_documents(tokens, options)
     counts = counts.up_to(options.longest)
     frequent = select(counts, max(options.tau, counts.tau), options.min_documents)
-    if options.rule_budget is not None:
-        tau = tau_for_size(frequent, options.rule_budget, options.overlap, options.containment)
-        frequent = select(frequent, tau)
     grams = {n: frequent.ids(n) for n in frequent.orders}
     raw = {n: len(grams[n]) for n in grams}
     recorded = origin.with_options({"tau": frequent.tau})

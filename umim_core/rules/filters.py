@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.config.rule_options import Containment, Overlap
-from umim_core.rules.grams import NgramCounts, pack_spans
+from umim_core.rules.grams import pack_spans
 from umim_core.text.token_ids import Ids, Ints
 
 Masks = dict[int, NDArray[np.bool_]]  # of rules [R_n] per order
@@ -71,36 +71,20 @@ def overlap_mask(ids: Ids, support: Ints, policy: Overlap) -> NDArray[np.bool_]:
     return mask
 
 
-def _around(
-    ids_by_order: dict[int, Ids], support_by_order: dict[int, Ints], passed: Masks
-) -> dict[int, Ints]:
-    """Return the largest count of a longer rule around each [R_n] per order, of those that passed.
+def _inside_longer(ids_by_order: dict[int, Ids], passed: Masks) -> Masks:
+    """Return which rules [R_n] per order lie inside a longer one that passed.
 
-    It is 0 where no longer one passed. Spans inside a rule are those inside its two parts, so each
-    order hands its spans, with the largest count of a rule around them, to the one below.
+    Spans inside a rule are those inside its two parts, so each order hands its spans to the one
+    below.
     """
-    around: dict[int, Ints] = {}
-    spans, counted = np.zeros((0, max(ids_by_order)), np.int32), np.zeros(0, np.int64)
+    inside: Masks = {}
+    spans = np.zeros((0, max(ids_by_order)), np.int32)
     for n in reversed(ids_by_order):
-        ids, support = ids_by_order[n], support_by_order[n]
-        keys = pack_spans(spans)
-        order = np.argsort(keys, kind="stable")
-        new = np.ones(len(keys), dtype=np.bool_)
-        new[1:] = keys[order[1:]] != keys[order[:-1]]
-        first = np.flatnonzero(new)
-        keys, spans = keys[order[first]], spans[order[first]]
-        counted = np.maximum.reduceat(counted[order], first) if len(first) else counted
-        around[n] = np.zeros(len(ids), dtype=np.int64)
-        if len(keys) and len(ids):
-            rules = pack_spans(ids)
-            places = np.minimum(np.searchsorted(keys, rules), len(keys) - 1)
-            inside = keys[places] == rules
-            around[n][inside] = counted[places[inside]]
-        spans = np.concatenate([spans, ids[passed[n]]])
-        counted = np.concatenate([counted, support[passed[n]]])
+        inside[n] = np.isin(pack_spans(ids_by_order[n]), pack_spans(spans))
+        spans = np.concatenate([spans, ids_by_order[n][passed[n]]])
         spans = np.concatenate([spans[:, :-1], spans[:, 1:]])
-        counted = np.concatenate([counted, counted])
-    return around
+        spans = spans[np.unique(pack_spans(spans), return_index=True)[1]]
+    return inside
 
 
 def filter_rules(
@@ -124,32 +108,5 @@ def filter_rules(
     }
     if containment == "keep":
         return after_overlap, after_overlap
-    around = _around(ids_by_order, support_by_order, after_overlap)
-    return after_overlap, {n: after_overlap[n] & (around[n] == 0) for n in ids_by_order}
-
-
-def tau_for_size(counts: NgramCounts, most: int, overlap: Overlap, containment: Containment) -> int:
-    """Return the smallest threshold, at least ``counts.tau``, that leaves at most so many rules.
-
-    Dropping longer rules lets contained ones back in, so the number of rules may rise with tau
-    under ``containment = drop``. Yet every rule lives in one interval of thresholds: up to its own
-    count, and above the largest count of a longer rule around it. The sizes of all thresholds
-    follow from the ends of these intervals, so the answer is exact: every smaller tau from
-    ``counts.tau`` on gives more rules. It gives none at all where too many rules share one count.
-    """
-    firsts, lasts = [], []
-    # Raising tau cuts off the worst rules, and greedy decides the better ones without them.
-    ids = {n: counts.ids(n) for n in counts.orders}
-    passed = {n: overlap_mask(ids[n], counts.support[n], overlap) for n in ids}
-    around = _around(ids, counts.support, passed) if containment == "drop" else None
-    for n, support in counts.support.items():
-        hidden = np.full(len(support), counts.tau - 1, dtype=np.int64)
-        if around is not None:
-            hidden = np.maximum(hidden, around[n])
-        lives = passed[n] & (hidden < support)
-        firsts.append(hidden[lives] + 1)
-        lasts.append(support[lives])
-    first, last = np.sort(np.concatenate(firsts)), np.sort(np.concatenate(lasts))
-    taus = np.unique(np.append(last + 1, counts.tau))
-    sizes = np.searchsorted(first, taus, "right") - np.searchsorted(last, taus, "left")
-    return int(taus[np.argmax(sizes <= most)])
+    inside = _inside_longer(ids_by_order, after_overlap)
+    return after_overlap, {n: after_overlap[n] & ~inside[n] for n in ids_by_order}

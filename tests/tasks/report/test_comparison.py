@@ -41,7 +41,7 @@ def test_policies_forms_and_chosen_spans_tell_cells_apart_everywhere() -> None:
     forms += [{"merge_depth": depth, **inside} for depth in (1, 2)]
     forms += [{"adapter_rank": 4}, {}, {"tau": 50}, {"tau": 50, "module_positions": "learned"}]
     sure = {"source": "confidence"}
-    forms += [{"rule_budget": 9000}, {"revision": "abc"}, sure, sure | {"confidence_tokens": 5000}]
+    forms += [{"revision": "abc"}, sure, sure | {"confidence_tokens": 5000}]
     forms += [{"containment": "keep", "module_positions": "learned"}]
     cells = [Cell.model_validate({"backbone": "umim-docs-llama", **form}) for form in forms]
     rows = [cell_row(cell) for cell in cells]

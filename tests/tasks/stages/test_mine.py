@@ -80,7 +80,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         {},
         {"min_documents": 4, "overlap": "none", "containment": "keep"},
         {"protect": ("^w3$",)},
-        {"longest": 6, "rule_budget": 100},
+        {"longest": 6, "spans": 100, "overlap": "none", "containment": "keep"},
     ],
     ids=str,
 )
