@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.attention_masks import additive_mask, attention_window, step_mask
-from umim_core.backbone.devices import default_device, fastest_dtype, usable_device
+from umim_core.backbone.devices import fastest_dtype, usable_device
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.model_files import (
     AUTO,
@@ -53,7 +53,7 @@ from umim_core.backbone.tokenizer_files import (
     first_line,
     load_tokenizer,
 )
-from umim_core.errors import BackboneError, ConfigError, UmimError, require
+from umim_core.errors import BackboneError, UmimError, require
 from umim_core.text.token_ids import decode, encode
 
 _TABLE_CHUNK: Final = 8192  # rows
@@ -271,7 +271,6 @@ def load_backbone(
     revision: str | None = None,
     dtype: str = "float32",
     device: str | None = None,
-    device_map: str | dict[str, int | str] | None = None,
     attn_implementation: str | None = None,
     local_files_only: bool = False,
 ) -> Backbone:
@@ -282,17 +281,14 @@ def load_backbone(
         revision: Hub revision to pin.
         dtype: A key of ``DTYPES``, ``published`` for what the weights were published in, or
             ``auto`` for the fastest of the device (``fastest_dtype``).
-        device: A torch device; the CPU if neither it nor a ``device_map`` is given.
-        device_map: As in transformers; all weights must come to one device.
+        device: A torch device; the CPU if not given.
         attn_implementation: ``eager`` or ``sdpa``.
         local_files_only: Whether the network must not be asked.
     """
-    rule = "device and device_map must not both be given"
-    require(device is None or device_map is None, ConfigError, rule, device, "Leave one out.")
-    usable_device("cpu" if device is None else device)
+    device = usable_device("cpu" if device is None else device)
     check_dtype(dtype)
     if dtype == AUTO:
-        dtype = fastest_dtype(device or ("cpu" if device_map is None else default_device()))
+        dtype = fastest_dtype(device)
     where = check_place("backbone", name, "config.json", revision, local_files_only)
 
     def load(dtype: str) -> PreTrainedModel:
@@ -305,7 +301,6 @@ def load_backbone(
             revision=revision,
             local_files_only=local_files_only,
             dtype=DTYPES.get(dtype, "auto"),  # transformers' name of the published one
-            device_map=device_map,
             attn_implementation=attn_implementation,
         )
 
@@ -316,8 +311,7 @@ def load_backbone(
         model,
         lambda: load(PUBLISHED) if dtype == "float16" else model,
     )
-    if device_map is None:
-        nn.Module.to(model, device or "cpu")  # in place; transformers' override has no usable type
+    nn.Module.to(model, device)  # in place; transformers' override has no usable type
     tokenizer = load_tokenizer(name, revision=revision, local_files_only=local_files_only)
     return _wrap(freeze(model), tokenizer, name, revision, model_identity(model, lines))
 
@@ -386,7 +380,7 @@ def _check_parts(backbone: Backbone) -> None:
     devices = {str(parameter.device) for parameter in model.parameters()}
     rule = "all weights of a backbone must be on one device"
     value = ", ".join(sorted(devices)) or "no weights"
-    remedy = "Choose a device or a device_map that keeps them together."
+    remedy = "Choose a device that holds all of them."
     _require(backbone, len(devices) == 1 and devices != {"meta"}, rule, value, remedy)
     remedy = "Quantise the blocks only, and leave embeddings and output projection as they are."
     for what, module in (("input embeddings", backbone.embedding), ("head", head)):

@@ -66,7 +66,6 @@ def load_complete(
     revision: str | None = None,
     local_files_only: bool = False,
     dtype: torch.dtype | str | None = None,
-    device_map: str | dict[str, int | str] | None = None,
     attn_implementation: str | None = None,
 ) -> PreTrainedModel:
     """Load a model by a class of transformers from safetensors weights, all of which must be there.
@@ -91,7 +90,6 @@ def load_complete(
                     use_safetensors=True,
                     trust_remote_code=False,  # None would ask the user, who might agree
                     dtype=dtype,
-                    device_map=device_map,
                     attn_implementation=attn_implementation,
                     **source,
                 )

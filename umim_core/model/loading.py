@@ -32,7 +32,6 @@ class LoadOptions(TypedDict, total=False):
             its weights; ``auto``, the default, is bfloat16 where the device computes it faster,
             else float32.
         device: A torch device to load it on; the CPU if not given.
-        device_map: As in transformers; all weights must come to one device.
         attn_implementation: ``sdpa`` or ``eager``.
         local_files_only: Whether the network must not be asked.
         allow_backbone_mismatch: Why a backbone that is not the checkpoint's own is good enough
@@ -54,7 +53,6 @@ class LoadOptions(TypedDict, total=False):
     revision: str | None
     dtype: str | torch.dtype | None
     device: str | None
-    device_map: str | dict[str, int | str] | None
     attn_implementation: str | None
     local_files_only: bool
     allow_backbone_mismatch: str | None
@@ -63,7 +61,7 @@ class LoadOptions(TypedDict, total=False):
     target_tr: float | None
 
 
-_OF_FILES: Final = ("dtype", "device", "device_map", "attn_implementation")
+_OF_FILES: Final = ("dtype", "device", "attn_implementation")
 
 
 def check_load_options(options: LoadOptions) -> None:
@@ -111,7 +109,6 @@ def find_backbone(config: CheckpointConfig | None, options: LoadOptions) -> Back
         revision=revision,
         dtype=str(options.get("dtype") or AUTO).removeprefix("torch."),
         device=options.get("device"),
-        device_map=options.get("device_map"),
         attn_implementation=options.get("attn_implementation"),
         local_files_only=local,
     )
