@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from support.ngram_oracle import chunks_of
 from umim_core.config.rule_options import RuleOptions
-from umim_core.errors import CorpusError, ResourceLimitError
+from umim_core.errors import ResourceLimitError
 from umim_core.mining import mining_memory as bounds
 from umim_core.mining.counting import LocalCounter, count_ngrams
 from umim_core.mining.hashing import PartitionedCounts, table_bytes
@@ -91,9 +91,6 @@ def test_blocks_limit_the_tables() -> None:
     assert mining_memory(10**9, search, shares, threads=1, at_a_time=10**8) < whole
 
 
-LARGEST = 2**63 - 1
-
-
 def partition_of(keys: np.ndarray) -> np.ndarray:
     """The top six bits of the product with the golden ratio, by plain integers."""
     return np.array([((int(key) * 0x9E3779B97F4A7C15) % 2**64) >> 58 for key in keys], np.int64)
@@ -118,14 +115,6 @@ def test_tables_grow_many_times_and_lose_nothing(rng: np.random.Generator) -> No
     assert growths >= 3, "tables grew in several rounds"
     found = [column.tolist() for column in table.frequent(1)]
     assert list(zip(*found, strict=True)) == sorted(want.items())
-
-
-@pytest.mark.parametrize("last", [[np.array([1])], [], [np.array([LARGEST])]])
-def test_a_count_over_the_largest_integer_is_an_error(last: list[np.ndarray]) -> None:
-    table = PartitionedCounts()
-    add(table, np.array([7]), np.array([LARGEST]))
-    with pytest.raises(CorpusError, match=r"must lie in 0\.\.2\^63 - 1; got key 7 passes it"):
-        add(table, np.array([7]), *last)
 
 
 @pytest.mark.parametrize("distinct", [0, 1000, 26_000, 27_000, 60_000, 150_000])

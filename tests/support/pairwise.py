@@ -43,17 +43,7 @@ def pairwise(**axes: Sequence[object]) -> pytest.MarkDecorator:
             pytest.param(
                 *(axis[i] for axis, i in zip(axes.values(), indices, strict=True)),
                 marks=() if indices in quick else pytest.mark.full,
-                id="-".join(
-                    _label(name, axes[name][i]) for name, i in zip(axes, indices, strict=True)
-                ),
             )
             for indices in chosen
         ],
     )
-
-
-def _label(name: str, value: object) -> str:
-    if isinstance(value, bool | int):
-        return f"{name}={value}"
-    parts = value if isinstance(value, tuple) else (value,)
-    return "-".join(str(part).removeprefix("torch.") for part in parts)

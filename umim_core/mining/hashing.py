@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 
-from umim_core.errors import CorpusError
 from umim_core.mining.kernel import EMPTY, PARTITIONS, collect, insert
 from umim_core.text.token_ids import Ints
 
@@ -42,13 +41,9 @@ class PartitionedCounts:
         while True:
             entries = self._entries[partition]
             limit = _limit(entries.size // 2)
-            begin, self._used[partition], overflow = insert(
+            begin, self._used[partition] = insert(
                 keys, weights, entries, self._used[partition], limit, begin
             )
-            if overflow:
-                rule = "an n-gram's count must lie in 0..2^63 - 1"
-                found = f"key {int(keys[begin])} passes it"
-                raise CorpusError(rule, found, "Mine the corpus in parts.")
             if begin == keys.size:
                 return
             larger = _empty_pairs(_grown(entries.size // 2))

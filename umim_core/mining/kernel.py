@@ -46,14 +46,14 @@ def _slot(key: int, capacity: int) -> int:
 @_njit
 def insert(
     keys: Ints, weights: Ints, entries: Ints, used: int, limit: int, begin: int
-) -> tuple[int, int, bool]:
+) -> tuple[int, int]:
     """Add keys [K] from ``begin`` on to a table until all are in or ``limit`` pairs are in use.
 
     Each adds its weight [K], or 1 where there are none. ``entries`` are the table's (key, count)
     pairs [2 * capacity], -1 where empty; they are changed.
 
     Returns:
-        Index of the first key that was not added, pairs in use, whether a count passed 2^63 - 1.
+        Index of the first key that was not added, pairs in use.
     """
     end = entries.size
     capacity = end // 2
@@ -69,14 +69,12 @@ def insert(
                 at = 0
         if entries[at] == EMPTY:
             if used == limit:
-                return index, used, False
+                return index, used
             entries[at] = key
             entries[at + 1] = 0
             used += 1
         entries[at + 1] += weights[index] if weighted else 1
-        if entries[at + 1] < 0:
-            return index, used, True
-    return keys.size, used, False
+    return keys.size, used
 
 
 @_njit

@@ -30,7 +30,6 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from umim_core.errors import RuleSetError, require
 from umim_core.rules.grams import MAX_LONGEST, pack_spans
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, Ids, Ints
 
@@ -52,7 +51,6 @@ _AHEAD: Final = 16  # positions between fetching a slot and reading it
 _RING: Final = 2 * _AHEAD - 1  # mask of a ring of positions; longer than _AHEAD
 _LOAD: Final = 0.6  # 0.5 takes 5 bytes a rule more and gains nothing over the bit set
 _BITS_PER_PAIR: Final = 6  # about one absent pair in seven passes
-_MAX_SLOTS: Final = (1 << 32) - 1  # a slot is found by 32 bits of the hash
 _T = TypeVar("_T", bound=np.generic)
 _njit = numba.njit(cache=True, nogil=True)
 
@@ -292,8 +290,6 @@ class MatcherTables:
         """Build the tables of rules [R_n, n] (int32) per order, rows ascending, ids < 2^18."""
         nodes, first_pairs = _prefix_counts(ids_by_order)
         size = int(nodes / _LOAD) + 1  # some stay free, which ends every search
-        rule = f"the rules must need at most {_MAX_SLOTS} slots"
-        require(size <= _MAX_SLOTS, RuleSetError, rule, size, "Raise tau.")
         slots = np.zeros(size, dtype=np.uint64)
         pairs = np.zeros(first_pairs * _BITS_PER_PAIR // 64 + 1, dtype=np.uint64)
         for ids in read_only_rows(ids_by_order):
