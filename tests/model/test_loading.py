@@ -211,7 +211,6 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("tiny", {"model": MODEL, "tokenizer": "a"}, BackboneError, "one of transformers; got str"),
     ("tiny", {"model": torch.nn.Linear(2, 2)}, BackboneError, "of transformers itself; got Linear"),
     ("tiny", {"attn_implementation": "flex_attention"}, BackboneError, "take an additive mask"),
-    ("tiny", {"device": "cpu", "device_map": "cpu"}, ConfigError, "must not both be given"),
     ("tiny", {"protect": "("}, ConfigError, "pattern must be a regular expression or one of"),
     ("tiny", {"protect": "w"}, ConfigError, "must leave tokens that rules can use"),
     ("tiny", {"protect": ["w1$", "w4$", "w7$"]}, RuleSetError, "rules must be left .* none of"),
