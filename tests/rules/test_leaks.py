@@ -39,10 +39,11 @@ SECRETS = {
     ],
 }  # fmt: skip
 ORDINARY = [
-    "@dataclass", "@app.route", "x@y", "git@github.com", "sk-learn", "disk-based2", "AKIA",
-    "hf_hub_download", "gh_token", "the private key", "user:password@localhost",
-    "http://<user>:<key>@host", "2024-03-15 12:30", " 100000000", " 18446744073709551615",
-    "0.1415926535897", "id_123456789", " 12345678-1234-5678", "1999 2000 2001 2002", "+1.5, -2.5",
+    "@dataclass", "@app.route", "x@y", "git@github.com", "me@example.com.", "sk-learn",
+    "disk-based2", "AKIA", "hf_hub_download", "gh_token", "the private key",
+    "user:password@localhost", "http://<user>:<key>@host", "2024-03-15 12:30", " 100000000",
+    " 18446744073709551615", "0.1415926535897", "id_123456789", " 12345678-1234-5678",
+    "1999 2000 2001 2002", "+1.5, -2.5",
 ]  # fmt: skip
 
 

@@ -33,11 +33,11 @@ _SHOWN: Final = 5  # leaks named in an error
 
 # The account of code hosts that nobody owns is none, nor are domains for documentation (RFC 2606).
 _EMAIL: Final = re.compile(
-    r"\w(?<!\bgit)@(?!(?:[\w-]+\.)*(?:example|foo|bar|baz)\.(?:com|org|net|edu)(?![\w.-]))"
-    r"(?![\w.-]*\.(?:test|invalid|example|local)(?![\w.-]))\w[\w-]*(?:\.\w[\w-]*)*\.[A-Za-z]{2,}"
+    r"\w(?<!\bgit)@(?!(?:[\w-]+\.)*(?:(?:example|foo|bar|baz)\.(?:com|org|net|edu)"
+    r"|[\w-]+\.(?:test|invalid|example|local))(?![\w-]|\.\w))\w[\w-]*(?:\.\w[\w-]*)*\.[A-Za-z]{2,}"
 )
 _KEY: Final = re.compile(
-    r"(?<![A-Za-z0-9])(?:(?:AKIA|ASIA|xox[abprs]-)(?P<plain>[A-Z0-9]{4,})"
+    r"(?<![A-Za-z0-9])(?:(?:AKIA|ASIA|xox[abprs]-)(?=[A-Z]*\d)[A-Z0-9]{4,}"
     r"|(?:gh[pousr]_|github_pat_|glpat-|sk-(?:proj-|ant-|live-)?|[sr]k_live_|AIza|hf_|npm_|pypi-)"
     r"(?P<tail>[A-Za-z0-9]{4,})|eyJ(?P<jwt>[A-Za-z0-9_-]{4,}))"  # {"..., in base64
 )
@@ -77,9 +77,9 @@ def leak_kind(text: str) -> Kind | None:
 
 def _looks_random(match: re.Match[str]) -> bool:
     """Return whether the kind of character changes as often as in random text, unlike in names."""
-    if match["plain"]:
-        return any(c.isdigit() for c in match["plain"])
     tail = match["jwt"] or match["tail"]
+    if tail is None:  # capitals and digits, with a digit by the pattern
+        return True
     kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in tail]
     changes = sum(a != b for a, b in pairwise(kinds))
     return changes >= 2 and 2.5 * changes >= len(tail) - 1
@@ -117,7 +117,7 @@ def scan_rules(rules: RuleSet, tokenizer: PreTrainedTokenizerBase) -> list[Leak]
     leaks = []
     for n in reversed(rules.orders):
         spans = list(map(tuple, rules.ids_by_order[n].tolist()))
-        read = spans if n < _CHAINED else _extended(spans)
+        read = list(map(list, spans if n < _CHAINED else _extended(spans)))
         texts = tokenizer.batch_decode(read, clean_up_tokenization_spaces=False) if read else []
         counts = rules.support_by_order[n].tolist()
         for span, text, count in zip(spans, texts, counts, strict=True):
