@@ -7,11 +7,8 @@ of all orders together are 20 % of 10^6 tokens of technical prose and 11 % of 10
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ResourceLimitError, require
@@ -25,9 +22,8 @@ from umim_core.mining.counting import (
 )
 from umim_core.mining.hashing import BYTES_PER_PAIR, index_bytes, rank_indexes, table_bytes
 from umim_core.rules.grams import LONGEST, orders_to
-from umim_core.text.token_ids import AnyInts, Ids, Ints, Offsets, read_ids
+from umim_core.text.token_ids import AnyInts, Ints, Offsets, flat, read_ids, spread_rows
 
-_GROUP_SEGMENTS: Final = 64
 _SAMPLE_TOKENS: Final = 1 << 21  # a fifth of a second
 _GIB: Final = 2.0**30
 _COUNT_BYTES: Final = 8
@@ -67,28 +63,6 @@ def check_memory(
     require(memory <= limit * _GIB, ResourceLimitError, rule, found, remedy)
 
 
-def sample_segments(ids: AnyInts, offsets: Offsets, tokens: int) -> tuple[Ids, Ints]:
-    """Return about so many tokens in whole segments, drawn in groups of neighbours.
-
-    Full groups are chosen; a shorter one at the end is taken only where all are. They are the
-    sampled ids [S] (int32) and their segment borders (int64).
-    """
-    segments, total = len(offsets) - 1, int(offsets[-1])
-    groups, full = -(-segments // _GROUP_SEGMENTS), segments // _GROUP_SEGMENTS
-    count = min(groups, max(1, math.ceil(groups * tokens / max(total, 1))))
-    chosen = np.arange(groups)
-    if count <= full:  # the rest of a group at the end may be one segment: no sample
-        chosen = np.sort(np.random.default_rng(0).choice(full, count, replace=False))
-    parts, sizes = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
-    for group in chosen:
-        low = int(group) * _GROUP_SEGMENTS
-        borders = offsets[low : low + _GROUP_SEGMENTS + 1]
-        parts.append(read_ids(ids, int(borders[0]), int(borders[-1])))
-        sizes.append(np.diff(borders))
-    borders = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
-    return np.concatenate(parts), borders
-
-
 def sample_shares(
     ids: AnyInts,
     offsets: Offsets,
@@ -97,8 +71,10 @@ def sample_shares(
     *,
     threads: int,
 ) -> Shares:
-    """Return distinct and frequent n-grams per token of a sample; see :func:`check_memory`."""
-    sample, borders = sample_segments(ids, offsets, _SAMPLE_TOKENS)
+    """Return distinct and frequent n-grams per token of a sample of evenly spread segments."""
+    segments, tokens = len(offsets) - 1, max(1, int(offsets[-1]))
+    chosen = spread_rows(segments, max(1, segments * _SAMPLE_TOKENS // tokens))
+    sample, borders = flat([read_ids(ids, int(offsets[i]), int(offsets[i + 1])) for i in chosen])
     keys: dict[int, Ints] = {}
     places: Places = {}
     distinct = frequent = 0
@@ -108,8 +84,7 @@ def sample_shares(
         counter.add(sample, borders)
         keys[n], _ = counter.frequent(options.tau)
         distinct, frequent = max(distinct, len(counter.table)), max(frequent, len(keys[n]))
-    tokens = max(1, len(sample))
-    return Shares(distinct / tokens, frequent / tokens)
+    return Shares(distinct / max(1, len(sample)), frequent / max(1, len(sample)))
 
 
 def mining_memory(
