@@ -46,13 +46,12 @@ What a caller wants merged is no part of the form; it has the same words everywh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from umim_core.config.model_base import Model, checking, validated
-from umim_core.errors import ConfigError, look_up, require
-from umim_core.registry import Registry
+from umim_core.errors import ConfigError, require
 
 Positions = Literal["none", "learned"]
 Depth = Literal[1, 3]
@@ -63,17 +62,6 @@ MERGES: Final[tuple[Merge, ...]] = get_args(Merge)
 SAFE_MERGE: Final[Merge] = "prompt"  # what checkpoints recommend that say nothing else
 SAFE_RAW_TAIL: Final = 16  # last tokens of a prompt that they keep raw
 PAPER: Final = "attention"
-_DEEPER: Final = " of depth "
-
-
-# The files of the package add their classes: a form is one file. They import torch, which reading
-# a recipe of the paper's kind does without.
-MERGE_FORMS: Final = Registry[Any]("umim_core.merging.forms", "merge form")
-
-
-def form_name(kind: str, depth: int) -> str:
-    """Return the name of a form in the registry: its kind, with the depth if not 1."""
-    return kind if depth == 1 else f"{kind}{_DEEPER}{depth}"
 
 
 class ModuleForm(Model):
@@ -85,9 +73,8 @@ class ModuleForm(Model):
     depth: Depth = Field(
         default=1, description="Layers over a span before it is pooled, projection too."
     )
-    kind: str = Field(
-        default=PAPER,
-        description="How the module makes one embedding of a span: `attention`, `linear`.",
+    kind: Literal["attention", "linear"] = Field(
+        default=PAPER, description="How the module makes one embedding of a span."
     )
     residual: Residual = Field(
         default="none", description="What the module adds to; `none`: it makes the embedding alone."
@@ -107,29 +94,16 @@ class ModuleForm(Model):
         default=0, description="Rank of the adapters that act on merged units alone; 0: none."
     )
 
-    @field_validator("kind")
-    @classmethod
-    def _known(cls, kind: str) -> str:
-        names = [PAPER] if kind == PAPER else MERGE_FORMS.names()
-        kinds = {name: name for name in names if _DEEPER not in name}
-        with checking():
-            return look_up(kinds, kind, "kind", "A new one is a file of umim_core.merging.forms.")
-
     @model_validator(mode="after")
     def _exists(self) -> Self:
         with checking():
-            if self.kind != PAPER:  # the paper's kind takes all positions and depths
-                taken = MERGE_FORMS.find(self.kind).positions
-                names = MERGE_FORMS.names()
-                depths = [n for n in get_args(Depth) if form_name(self.kind, n) in names]
-                require(
-                    self.module_positions in taken and self.depth in depths,
-                    ConfigError,
-                    f"a {self.kind} merge module must have positions "
-                    f"{' or '.join(map(repr, taken))} and depth {' or '.join(map(str, depths))}",
-                    f"positions {self.module_positions!r}, depth {self.depth}",
-                    "Leave them out, or take another kind.",
-                )
+            require(
+                self.kind == PAPER or (self.module_positions, self.depth) == ("none", 1),
+                ConfigError,
+                f"a {self.kind} merge module must have positions 'none' and depth 1",
+                f"positions {self.module_positions!r}, depth {self.depth}",
+                "Leave them out, or take another kind.",
+            )
             require(
                 not self.merge_depth
                 or (self.residual, self.unit_positions) == ("last", "preserved"),

@@ -32,20 +32,16 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from typing import ClassVar, Self, get_args
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from umim_core.config.form import (
-    MERGE_FORMS,
     PAPER,
     PAPER_FORM,
-    Depth,
     ModuleForm,
-    Positions,
-    form_name,
 )
 from umim_core.errors import ConfigError, require
 from umim_core.merging.adapters import SpanAdapters
@@ -71,31 +67,21 @@ class MergeModule(nn.Module):
     the module adds to an anchor, such as the span's last embedding; LN_o's gain then begins at
     zero, so that an untrained module gives the anchor itself.
 
-    The other forms are its subclasses, a file each; a class statement names kind, depth and the
-    positions that it takes, which adds it to ``MERGE_FORMS``. ``MergeModule(...)`` returns the one
-    that is asked for, as ``pathlib.Path`` gives the class of the system. The embedding size is d, a
+    The other forms are its subclasses, a file each. ``MergeModule(...)`` returns the one that is
+    asked for, as ``pathlib.Path`` gives the class of the system. The embedding size is d, a
     multiple of the heads; ``umim_core.config.form`` has the policies.
 
     Attributes:
-        positions: What a class of modules may see of a token's offset.
         norm_o: The last layer of every form, at the scale of the backbone's embeddings.
         rows: Offsets of single rules, added to the surrogates of every form; None: there are none.
         adapters: Gated adapters of the layers that read units, trained and saved with the module;
             None: there are none.
     """
 
-    positions: ClassVar[tuple[Positions, ...]] = get_args(Positions)
     norm_o: nn.LayerNorm
     offset: nn.Parameter | None
     rows: RuleRows | None
     adapters: SpanAdapters | None
-
-    def __init_subclass__(
-        cls, *, kind: str, depth: Depth = 1, positions: tuple[Positions, ...] = ("none",)
-    ) -> None:
-        super().__init_subclass__()
-        cls.positions = positions
-        MERGE_FORMS.add(form_name(kind, depth), cls)
 
     def __new__(
         cls,
@@ -104,10 +90,15 @@ class MergeModule(nn.Module):
         num_heads: int = 4,
         longest: int = LONGEST,
     ) -> Self:
-        if cls is not MergeModule or (form.kind, form.depth) == (PAPER, 1):  # a copy has no form
-            return super().__new__(cls)
-        made: type[Self] = MERGE_FORMS.find(form_name(form.kind, form.depth))
-        return super().__new__(made)
+        from umim_core.merging.forms.contextual_form import ContextualPooling  # their base is here
+        from umim_core.merging.forms.linear_form import LinearMerge
+
+        own: Any = cls
+        if cls is MergeModule:  # a copy has no form, and its own class
+            forms = {("linear", 1): LinearMerge, (PAPER, 3): ContextualPooling}
+            own = forms.get((form.kind, form.depth), cls)
+        made: Self = super().__new__(own)
+        return made
 
     def __init__(
         self,
@@ -239,9 +230,6 @@ class MergeModule(nn.Module):
         pooled = torch.einsum("mhn,mnhk->mhk", weights, heads).reshape(count, size)
         out: Tensor = self.norm_o(F.gelu(self.linear_o(pooled)))
         return out
-
-
-MERGE_FORMS.add(PAPER, MergeModule)
 
 
 def with_rows_of(module: MergeModule, rules: RuleSet) -> MergeModule:

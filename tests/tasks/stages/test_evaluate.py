@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,8 @@ from tasks.stages.train import ModuleTraining, distill_stage
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, Segments
-from umim_core.config.form import MERGE_FORMS, PAPER_FORM, ModuleForm
+from umim_core.config.form import PAPER_FORM, ModuleForm
 from umim_core.config.recipe import BackboneDtype, Cell, ClusterConfig, DistillConfig
-from umim_core.merging import forms
 from umim_core.rules.ruleset import RuleSet
 from umim_core.training.token_rows import TokenRows
 
@@ -153,42 +150,7 @@ def test_a_timing_is_of_a_machine_and_of_the_threads_that_it_has(
     assert elsewhere == "host:1"
 
 
-SOURCE = '''
-"""The mean of a span's tokens, normed."""
-
-import torch
-from torch import nn
-
-from umim_core.merging.module import MergeModule
-from umim_core.merging.forms.span_ops import reset_norm
-
-
-class NormedMean(MergeModule, kind="normed-mean"):
-    def make_weights(self):
-        self.norm_o = nn.LayerNorm(self.hidden_size, eps=1e-5)
-
-    @torch.no_grad()
-    def initialise(self, embedding_std, generator=None):
-        reset_norm(self.norm_o, embedding_std)
-
-    def merge(self, tokens, lengths):
-        return self.norm_o(tokens.sum(dim=1) / lengths[:, None])
-'''
-
-
-@pytest.fixture
-def new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A file in the package of forms; what it added is gone afterwards."""
-    (tmp_path / "forms").mkdir()
-    (tmp_path / "forms" / "normed_mean_form.py").write_text(SOURCE)
-    monkeypatch.setattr(forms, "__path__", [*forms.__path__, str(tmp_path / "forms")])
-    yield
-    MERGE_FORMS._found.pop("normed-mean", None)
-    sys.modules.pop("umim_core.merging.forms.normed_mean_form", None)
-
-
-@pytest.mark.usefixtures("new_file")
-def test_a_new_form_is_one_file_down_to_its_comparison_row(
+def test_a_form_goes_down_to_its_comparison_row(
     tiny_llama: Backbone, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     fingerprint = tiny_llama.tokenizer_fingerprint
@@ -197,7 +159,7 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
     sizes = {"train": 8, "valid": 2, "test": 4}
     tokens = tokenized(tmp_path, {s: np.arange(n * LENGTH) % 7 + 1 for s, n in sizes.items()})
     filtered = made(tmp_path, "rules", lambda out: mined.save(out / "rules"))
-    form = {"kind": "normed-mean", "unit_positions": "preserved"}
+    form = {"kind": "linear", "unit_positions": "preserved"}
     cell = Cell(backbone=str(tiny_checkpoint.parent / "backbone"), **form)
     config = DistillConfig(max_steps=4, batch_size=4, bf16=False)
     train, valid = tokens.part("train"), tokens.part("valid")
@@ -212,12 +174,12 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
         segment_length=LENGTH,
     ).build(here(tmp_path))
     made_of = Checkpoint.load(distilled.path / "checkpoint")
-    assert type(made_of.module).__name__ == "NormedMean"
+    assert type(made_of.module).__name__ == "LinearMerge"
     assert made_of.config.form() == cell.form() == ModuleForm().form() | form
     result = Result(cell, tokens, filtered)
     result.settings["WT"], result.evaluations["WT"] = distilled, evaluated
     [row] = comparison_rows([result], seed=17)
-    assert row.kind == "normed-mean"
-    assert "normed-mean" in row.label
+    assert row.kind == "linear"
+    assert "linear" in row.label
     assert row.metrics["rules"] == 2.0
     assert row.metrics["kl"] is not None and row.metrics["kl"] > 0.0

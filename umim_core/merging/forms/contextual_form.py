@@ -51,7 +51,7 @@ class SpanAttention(nn.Module):
         return out
 
 
-class ContextualPooling(MergeModule, kind="attention", depth=3, positions=("none", "learned")):
+class ContextualPooling(MergeModule):
     """Two layers of self-attention, then attention pooling: 10 d^2 + 19 d parameters.
 
     Without positions it sees neither order nor repetition, as the paper's form: attention weighs a

@@ -16,7 +16,7 @@ from umim_core.merging.forms.span_ops import draw_linear
 from umim_core.merging.module import MergeModule
 
 
-class LinearMerge(MergeModule, kind="linear"):
+class LinearMerge(MergeModule):
     """Concatenate the embeddings, zero-padded to 4 d, and map them to d: 4 d^2 + 3 d parameters.
 
     Of rules of more tokens, ``longest`` stands for 4.
