@@ -34,7 +34,6 @@ from tasks.cluster.worker_errors import cluster_error
 from umim_core.errors import ClusterError
 from umim_core.mining.counting import (
     NO_KEYS,
-    LocalCounter,
     OrderCounter,
     excluded_mask,
     segment_ranges,
@@ -230,15 +229,6 @@ class ClusterCounter:
         counted = _collect(dataset, len(ranges))
         self._tell(size, f"{order}-grams")
         return counted
-
-    def documents_of(self, keys: dict[int, np.ndarray], ends: np.ndarray) -> dict[int, np.ndarray]:
-        """Count the documents, which end at ``ends`` [D], of given n-grams, in this process.
-
-        ``keys`` are sorted packed keys [R_n] per order; so are the documents [R_n].
-        """
-        self._tell(0, "documents")
-        counter = LocalCounter(self.corpus.open(), self.corpus.offsets)
-        return counter.documents_of(keys, ends)
 
     def _tell(self, done: int, text: str) -> None:
         if self.progress is not None:

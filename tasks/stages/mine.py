@@ -96,7 +96,7 @@ def count_stage(
             progress=partial(leave_note, state),
             longest=options.longest,
         )
-        counts = count(options, counter, text, offsets, excluded, at_a_time=at_a_time)
+        counts = count(options, counter.count, text, offsets, excluded, at_a_time=at_a_time)
     save_orders(out, keys=counts.keys, support=counts.support)
     if documents and counts.documents is not None:
         save_orders(out, documents=counts.documents)

@@ -25,8 +25,8 @@ from support.token_artifacts import write_documents
 from umim_core.errors import CorpusError
 from umim_core.mining import counting
 from umim_core.mining.counting import (
-    LocalCounter,
     OrderCounter,
+    count_documents,
     count_ngrams,
     excluded_mask,
 )
@@ -129,11 +129,11 @@ def test_grams_with_their_documents_equal_the_oracle(
     ids, offsets = flat(segments)
     inner = data.draw(st.lists(st.integers(0, ids.size), max_size=5).map(sorted))
     ends = np.array([*inner, ids.size], dtype=np.int64)
-    counter = LocalCounter(ids, offsets, tuple(excluded), threads, longest)
-    counts = counter.count(tau)
+    counts = count_ngrams(ids, offsets, tau, excluded, longest=longest, threads=threads)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counting, "_DOCUMENTS_TOKENS", chunk)
-        counts = replace(counts, documents=counter.documents_of(counts.keys, ends))
+        found = count_documents(ids, offsets, counts.keys, ends, threads)
+        counts = replace(counts, documents=found)
     documents = document_oracle(segments, ends.tolist(), longest)
     want = oracle(segments, tau, excluded, longest)
     assert as_dict(counts) == want
@@ -157,8 +157,7 @@ def test_maps_and_token_files_give_the_same(tmp_path: Path, rng: np.random.Gener
         for ids in (mapped, files.ids):
             counts = count_ngrams(ids, offsets, 2, threads=8)
             assert as_dict(counts) == want
-            counter = LocalCounter(ids, offsets, threads=8)
-            found = counter.documents_of(counts.keys, files.ends)
+            found = count_documents(ids, offsets, counts.keys, files.ends, threads=8)
             assert by_gram(counts, found) == {gram: documents[gram] for gram in want}
 
 
@@ -184,4 +183,4 @@ def test_what_cannot_be_counted_is_refused(
         count_ngrams(ids, np.array(borders, dtype=np.int64), 1, threads=3)
     keys, ends = count_ngrams(*flat([[1, 2]]), 1).keys, np.array([1000])
     with pytest.raises(CorpusError, match=r"0\.\.262143"):
-        LocalCounter(LATE, range(0, 1001, 10), threads=2).documents_of(keys, ends)
+        count_documents(LATE, range(0, 1001, 10), keys, ends, threads=2)

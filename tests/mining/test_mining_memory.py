@@ -13,7 +13,7 @@ from support.ngram_oracle import chunks_of
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import ResourceLimitError
 from umim_core.mining import mining_memory as bounds
-from umim_core.mining.counting import LocalCounter, count_ngrams
+from umim_core.mining.counting import count_documents, count_ngrams
 from umim_core.mining.hashing import PartitionedCounts, table_bytes
 from umim_core.mining.mining_memory import Shares, check_memory, mining_memory, sample_shares
 from umim_core.text.token_ids import TOKEN_BITS, segment_borders
@@ -80,8 +80,12 @@ def test_counting_documents_stays_below_its_bound() -> None:
     ends = np.arange(1, 9) * (len(ids) // 8)
     shares = sample_shares(ids, offsets, search, threads=1)
     bound = mining_memory(len(ids), search, shares, threads=1)
-    counter = LocalCounter(ids, offsets, threads=1)
-    peak = peak_of(lambda: counter.documents_of(counter.count(search.tau).keys, ends))
+
+    def count() -> None:
+        counts = count_ngrams(ids, offsets, search.tau, threads=1)
+        count_documents(ids, offsets, counts.keys, ends, threads=1)
+
+    peak = peak_of(count)
     assert peak < bound < 4 * peak
 
 

@@ -17,10 +17,9 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import reduce
 from itertools import islice, pairwise, repeat
-from typing import Final, Protocol
+from typing import Final
 
 import numba
 import numpy as np
@@ -235,94 +234,45 @@ def _documents(
             documents[rank] += 1
 
 
-class DocumentCounter:
-    """Count documents of given n-grams by sorted packed keys [R_n] per order, as ``NgramCounts``.
+def count_documents(
+    ids: AnyInts, offsets: Offsets, keys: Mapping[int, Ints], ends: Ints, threads: int | None = None
+) -> dict[int, Ints]:
+    """Count the documents, which end at ``ends`` [D], of given n-grams of a corpus [T].
 
-    The prefix of every n-gram must be among those of order n - 1. An n-gram takes 16 bytes.
-    ``indexes`` are ``rank_index`` of the keys per order, shared by those that count the same keys;
-    None builds them.
-
-    Attributes:
-        documents: Documents [R_n] per order so far.
+    They are sorted packed keys [R_n] per order, as ``NgramCounts`` has them, the prefix of each
+    among those of order n - 1; so are the documents [R_n]. An n-gram takes 16 bytes a thread.
     """
+    threads = thread_count(threads)
+    total, tail, none = int(offsets[-1]), max(keys) - 1, excluded_mask(())
+    # Each range of documents has its own counts; the indexes, larger than those, are only read.
+    indexes = {n: rank_index(keys[n]) for n in keys}
 
-    def __init__(self, keys: Mapping[int, Ints], indexes: Mapping[int, Ints] | None = None) -> None:
-        self._indexes = {n: rank_index(keys[n]) for n in keys} if indexes is None else indexes
-        self._none = np.zeros(1 << 18, dtype=np.bool_)
-        self.documents = {n: np.zeros(len(keys[n]), dtype=np.int64) for n in keys}
-        self._last_seen = {n: np.full(len(keys[n]), -1, dtype=np.int64) for n in keys}
-
-    def add(self, ids: AnyInts, offsets: Offsets, ends: Ints, low: int, high: int) -> None:
-        """Count the n-grams that start at tokens ``low`` .. ``high - 1`` of a corpus [T].
-
-        ``low`` is the border of a document; all end at ``ends`` [D].
-        """
-        total, tail = int(offsets[-1]), max(self.documents) - 1
+    def counted(bounds: tuple[int, int]) -> dict[int, Ints]:
+        low, high = bounds
+        found = {n: np.zeros(len(keys[n]), dtype=np.int64) for n in keys}
+        seen = {n: np.full(len(keys[n]), -1, dtype=np.int64) for n in keys}
         ranks = np.empty(_DOCUMENTS_TOKENS + tail, dtype=np.int64)
         for start in range(low, high, _DOCUMENTS_TOKENS):
             stop = min(start + _DOCUMENTS_TOKENS, high)
             chunk = read_ids(ids, start, min(stop + tail, total))
             borders = _borders(offsets, start, start + chunk.size)
             part = ranks[: chunk.size]
-            gram_ranks(chunk, borders, 1, self._none, self._indexes, part)
+            gram_ranks(chunk, borders, 1, none, indexes, part)
             document = int(np.searchsorted(ends, start, side="right"))
-            for n, documents in self.documents.items():
-                next_ranks(chunk, borders, n, self._indexes[n], part)
-                last_seen = self._last_seen[n]
-                _documents(part, stop - start, start, ends, document, last_seen, documents)
+            for n in keys:
+                next_ranks(chunk, borders, n, indexes[n], part)
+                _documents(part, stop - start, start, ends, document, seen[n], found[n])
+        return found
+
+    with ThreadPoolExecutor(threads) as pool:
+        parts = list(pool.map(counted, document_ranges(total, ends, threads) or [(0, 0)]))
+    return {n: reduce(np.add, (part[n] for part in parts)) for n in keys}
 
 
 def _borders(offsets: Offsets, low: int, high: int) -> Ints:
     """Return the segment borders in ``[low, high]`` with both ends, counted from ``low``."""
     inner = offsets[bisect_left(offsets, low + 1) : bisect_left(offsets, high)]
     return np.concatenate([[low], np.asarray(inner, np.int64), [high]]) - low
-
-
-# Who counts
-
-
-class Counter(Protocol):
-    """Interface of what counts a corpus: this process or a cluster."""
-
-    def count(self, tau: int) -> NgramCounts:
-        """Count everything that occurs at least ``tau`` times."""
-
-    def documents_of(self, keys: dict[int, Ints], ends: Ints) -> dict[int, Ints]:
-        """Count the documents, which end at ``ends`` [D], of given n-grams."""
-
-
-@dataclass(frozen=True)
-class LocalCounter:
-    """Count in this process: ids [T] in segments with borders [num_segments + 1].
-
-    ``excluded`` ids take part in no n-gram; None takes a thread per core.
-    """
-
-    ids: AnyInts
-    offsets: Offsets
-    excluded: tuple[int, ...] = ()
-    threads: int | None = None
-    longest: int = LONGEST
-
-    def count(self, tau: int) -> NgramCounts:
-        return count_ngrams(
-            self.ids, self.offsets, tau, self.excluded, longest=self.longest, threads=self.threads
-        )
-
-    def documents_of(self, keys: dict[int, Ints], ends: Ints) -> dict[int, Ints]:
-        threads = thread_count(self.threads)
-        # Each range has its own counts; the indexes, larger than those, are only read.
-        indexes = {n: rank_index(keys[n]) for n in keys}
-
-        def counted(bounds: tuple[int, int]) -> dict[int, Ints]:
-            counter = DocumentCounter(keys, indexes)
-            counter.add(self.ids, self.offsets, ends, *bounds)
-            return counter.documents
-
-        ranges = document_ranges(int(self.offsets[-1]), ends, threads) or [(0, 0)]
-        with ThreadPoolExecutor(threads) as pool:
-            parts = list(pool.map(counted, ranges))
-        return {n: reduce(np.add, (part[n] for part in parts)) for n in keys}
 
 
 def document_ranges(total: int, ends: Ints, parts: int) -> list[tuple[int, int]]:

@@ -3,18 +3,19 @@
 ::
 
     text -> token files -> segments -> count -> rules_of -> rule directory
-                                       (Counter)  (filters, or the choice of spans)
+                                                  (filters, or the choice of spans)
 
 ``mine_rules`` does all of it in one process, and asks a language model in place of counting where
 rules are spans that it is confident about. The stages of the pipeline call ``count`` and
-``rules_of`` with a counter that asks a cluster.
+``rules_of``, and count on a cluster.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -22,7 +23,7 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import ConfigError, CorpusError, EvaluationError, RuleSetError, require
-from umim_core.mining.counting import Counter, LocalCounter, count_ngrams, thread_count
+from umim_core.mining.counting import count_documents, count_ngrams, thread_count
 from umim_core.mining.mining_memory import check_memory
 from umim_core.mining.span_choice import choose_spans
 from umim_core.rules.grams import NgramCounts, select
@@ -114,7 +115,7 @@ def excluded_ids(
 
 def count(
     options: RuleOptions,
-    counter: Counter,
+    counted: Callable[[int], NgramCounts],
     tokens: TokenFiles,
     offsets: range,
     excluded: tuple[int, ...] = (),
@@ -124,14 +125,15 @@ def count(
 ) -> NgramCounts:
     """Count the n-grams of a corpus that reach tau, once the options are known to fit it.
 
-    A worker of a cluster has ``threads`` threads and counts tokens ``at_a_time``; None: all.
+    ``counted`` counts those that reach a tau, here or on a cluster, whose workers have ``threads``
+    threads and count tokens ``at_a_time``; None: all.
     """
     _check_documents(tokens, options)
     check_memory(tokens.ids, offsets, options, excluded, threads=threads, at_a_time=at_a_time)
-    counts = counter.count(options.tau)
+    counts = counted(options.tau)
     if not options.count_documents:
         return counts
-    documents = counter.documents_of(counts.keys, tokens.ends)
+    documents = count_documents(tokens.ids, offsets, counts.keys, tokens.ends, options.threads)
     return replace(counts, documents=documents)
 
 
@@ -217,9 +219,10 @@ def mine_rules(
             counted = time.perf_counter()
             mined = Mined(RuleSet.filtered(*spans, origin)[0])
         else:
-            counter = LocalCounter(tokens.ids, offsets, excluded, chosen.threads, chosen.longest)
             threads = thread_count(chosen.threads)
-            counts = count(chosen, counter, tokens, offsets, excluded, threads=threads)
+            how = {"longest": chosen.longest, "threads": threads}
+            counted_here = partial(count_ngrams, tokens.ids, offsets, excluded=excluded, **how)
+            counts = count(chosen, counted_here, tokens, offsets, excluded, threads=threads)
             rule = f"the corpus must hold an n-gram that occurs {chosen.tau:,} times"
             remedy = "Lower --tau, give more text, or protect fewer tokens."
             require(len(counts) > 0, RuleSetError, rule, f"{len(tokens.ids):,} tokens", remedy)
