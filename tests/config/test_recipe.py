@@ -86,7 +86,6 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
             ("kind", "tabel", r"kind must be one of .*; got tabel\. Did you mean 'table'"),
             ("cells", [], "cells: Tuple should have at least 1 item"),
             ("cells.0.overlap", "all", r"cells\.0\.overlap: .*'greedy' or 'none'; got all"),
-            ("cells.0.kind", "atention", r"kind: kind must .* got atention\. Did you .*on'\?$"),
             ("corpus.kind", "web", "corpus: .*'docstrings', 'files'"),
             ("distill.max_steps", 0, r"distill\.max_steps must be at least 1; got 0"),
             ("distill.learning_rate", 2, r"distill\.learning_rate must be at most 1\.0; got 2"),
