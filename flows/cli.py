@@ -96,7 +96,7 @@ def run(
 def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     from flows.parts import plan
     from tasks.plan.planner import memory_of_cells
-    from tasks.run.checks import check_backbones, check_machine, check_named
+    from tasks.run.checks import check_machine, check_named, check_positions
     from umim_core.config.adaptation_recipe import AdaptationRecipe
     from umim_core.config.recipe import Recipe
     from umim_core.config.table_recipe import TableRecipe
@@ -104,7 +104,7 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     unknown, name = list[str](), "umim" if flow == "full" else f"umim-{flow}"
     if isinstance(recipe, Recipe):  # of the others checkpoints may be planned
         check_named(recipe, name)
-        unknown = check_backbones(recipe)
+        unknown = check_positions(recipe, planned=True)
     steps, cells = plan(recipe), memory_of_cells(recipe)
     document: dict[str, object] = {"recipe": recipe.name, "stages": steps}
     if unknown:

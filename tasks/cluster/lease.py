@@ -61,7 +61,7 @@ class ClusterLease:
                     cluster = opened.enter_context(
                         ray_cluster(config.cpus, config.address, object_store_bytes=size)
                     )
-                    if cluster.joined:
+                    if cluster.joined and self._logs is not None:
                         check_nodes(self._logs)
                     self._stack.push(opened.pop_all())
                 self._cluster = cluster

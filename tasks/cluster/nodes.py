@@ -10,7 +10,6 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +24,6 @@ from umim_core.store.disk import not_shared
 ANSWER_SECONDS: Final = 30.0  # a worker process starts and imports in a few
 _SAME_CODE: Final = "every node must run the code of the driver"
 _SOURCES: Final = ("umim_core", "tasks", "flows")
-_GIT_SECONDS: Final = 10
 _Answer = tuple[dict[str, str], bool]
 
 
@@ -57,34 +55,26 @@ def sources_digest(checkout: Path) -> str:
 
 
 def _commit(checkout: Path) -> str:
-    if not (checkout / ".git").exists():
-        return ""
-    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    command = ["git", f"--git-dir={checkout / '.git'}", "rev-parse", "--verify", "--quiet", "HEAD"]
     try:
-        found = subprocess.check_output(  # noqa: S603  our own command
-            command, text=True, timeout=_GIT_SECONDS, stderr=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()  # noqa: S603  our own command
+    except OSError:  # no git
         return ""
-    return found.strip()
 
 
-def check_nodes(folder: Path | None) -> None:
+def check_nodes(folder: Path) -> None:
     """Refuse the cluster that this process is connected to if a node differs.
 
     Args:
-        folder: A folder of the artifact root, which every node must see; None for no such need.
+        folder: A folder of the artifact root, which every node must see.
     """
-    look: AbstractContextManager[str | None] = nullcontext()
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        # No cache of a file system can know a name that is random.
-        look = tempfile.TemporaryDirectory(prefix="look-", dir=folder)
-    with look as seen:
+    folder.mkdir(parents=True, exist_ok=True)
+    # No cache of a file system can know a name that is random.
+    with tempfile.TemporaryDirectory(prefix="look-", dir=folder) as seen:
         answers = _ask(seen)
     require_same_code({node: CodeIdentity(**code) for node, (code, _) in answers.items()})
     blind = [node for node, (_, sees) in sorted(answers.items()) if not sees]
-    if folder is not None and blind:
+    if blind:
         raise not_shared(folder.parent, f"node {', '.join(blind)}")
 
 
@@ -101,7 +91,7 @@ def require_same_code(nodes: Mapping[str, CodeIdentity]) -> None:
         require(same, ClusterError, _SAME_CODE, found, remedy)
 
 
-def _ask(folder: str | None) -> dict[str, _Answer]:
+def _ask(folder: str) -> dict[str, _Answer]:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -130,6 +120,6 @@ def _ask(folder: str | None) -> dict[str, _Answer]:
     return answers
 
 
-def _answer(folder: str | None) -> _Answer:
+def _answer(folder: str) -> _Answer:
     """Say, on a node, what it runs, and whether it sees a folder."""
-    return asdict(code_identity()), folder is None or Path(folder).is_dir()
+    return asdict(code_identity()), Path(folder).is_dir()

@@ -115,47 +115,44 @@ def check_named(recipe: RunRecipe, flow_name: str) -> None:
         resolve_checkpoint(name)
 
 
-def check_positions(recipe: Recipe) -> None:
-    """Refuse rows longer than a backbone's positions; reads configurations only, no weights."""
+def check_positions(recipe: Recipe, *, planned: bool = False) -> list[str]:
+    """Refuse backbones that do not exist, and rows longer than their positions.
+
+    Configurations alone are read, no weights.
+
+    Returns:
+        Of a plan, which fetches nothing, the hub repositories that are out of reach.
+    """
     wanted = {"segment_length": recipe.segment_length}
     if recipe.adapt is not None and any(cell.adapt for cell in recipe.cells):
         wanted["adapt.max_tokens"] = recipe.adapt.max_tokens
     timed = _timed("benchmark", recipe.benchmark)
-    for cell in dict.fromkeys((cell.backbone, cell.revision) for cell in recipe.cells):
-        _check_model(*cell, wanted | timed)
+    models = {(cell.backbone, cell.revision): wanted | timed for cell in recipe.cells}
     if isinstance(recipe.corpus, GeneratedCorpus):
+        teacher = recipe.corpus.model, recipe.corpus.revision
         trajectory = {"corpus.max_tokens": recipe.corpus.max_tokens}
-        _check_model(recipe.corpus.model, recipe.corpus.revision, trajectory)
+        models[teacher] = models.get(teacher, {}) | trajectory
+    unknown = []
+    for (name, revision), rows in models.items():
+        if planned and name in backbone_names():
+            continue
+        try:
+            check_place("backbone", name, CONFIG_NAME, revision)
+        except BackboneError:
+            if not planned or not may_be_repository(name):
+                raise
+            unknown.append(name)
+        else:
+            _check_model(name, revision, rows)
+    if planned:
+        return unknown
     for name in recipe.shipped:
         if why_absent(name, local_files_only=True) is None:
             _check_checkpoint(name, {"segment_length": recipe.segment_length, **timed})
     headline = recipe.headline
     if headline and why_absent(headline.checkpoint, local_files_only=True) is None:
         check_headline_positions(recipe, headline)
-
-
-def check_backbones(recipe: Recipe) -> list[str]:
-    """Refuse backbones that do not exist, by their configurations alone.
-
-    Returns:
-        The hub repositories that cannot be looked up: neither on this machine nor within reach.
-    """
-    named = [(cell.backbone, cell.revision) for cell in recipe.cells]
-    if isinstance(recipe.corpus, GeneratedCorpus):
-        named.append((recipe.corpus.model, recipe.corpus.revision))
-    unknown = []
-    for name, revision in dict.fromkeys(named):
-        if name in backbone_names():
-            continue
-        try:
-            check_place("backbone", name, CONFIG_NAME, revision)
-        except BackboneError:
-            if not may_be_repository(name):
-                raise
-            unknown.append(name)
-        else:
-            _check_model(name, revision, {})
-    return unknown
+    return []
 
 
 def check_adaptation(recipe: AdaptationRecipe) -> None:

@@ -8,15 +8,17 @@ A results file becomes one run, found again by the file's digest.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.tracking.tracker import Tracker
-from umim_core.errors import EvaluationError
+from umim_core.config.model_base import validated
+from umim_core.errors import ConfigError, EvaluationError
 from umim_core.store.artifacts import sha256_file
 
 if TYPE_CHECKING:
@@ -24,38 +26,54 @@ if TYPE_CHECKING:
 
 _DATED: Final = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)\.json$")
 _NAME_CHARS: Final = 250  # of a run, in MLflow's table of runs
-_TASK_BYTES: Final = 200  # with the rest of the name of its samples' file 255
 _REMEDY: Final = "Run lm_eval with --output_path DIR --log_samples, then name DIR."
 # Besides config: what decides the figures. Task configurations stay in the file.
 _DESCRIBED: Final = ("n-shot", "n-samples", "versions", "lm_eval_version", "chat_template_sha")
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    model: str
+
+
+class _Content(BaseModel):
+    """What is read of a results file; a task's name is a part of a file's."""
+
+    model_config = ConfigDict(extra="allow")
+    date: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    total_evaluation_time_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    config: _Config
+    results: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[^/\x00]+$")], dict[str, Any]], Field(min_length=1)
+    ]
 
 
 @dataclass(frozen=True)
 class HarnessResults:
     path: Path
     key: str
-    content: Mapping[str, Any]
+    content: _Content
     samples: Mapping[str, Path]
 
     @property
     def name(self) -> str:
         """Name of the run: model and tasks, cut where there are many."""
-        name = f"lm-eval {self.content['config']['model']}: {', '.join(self.content['results'])}"
+        name = f"lm-eval {self.content.config.model}: {', '.join(self.content.results)}"
         return name if len(name) <= _NAME_CHARS else f"{name[: _NAME_CHARS - 3]}..."
 
     def params(self) -> dict[str, object]:
         """Return the settings, ``umim.module_digest`` among them."""
-        config = dict(self.content["config"])
+        config, others = self.content.config.model_dump(), self.content.model_extra or {}
         if isinstance(model_args := config.get("model_args"), str):
             # None: "" of a model's defaults.
             parts = [part for part in model_args.split(",") if part]
             config["model_args"] = dict(part.partition("=")[::2] for part in parts)
-        return config | {name: self.content[name] for name in _DESCRIBED if name in self.content}
+        return config | {name: others[name] for name in _DESCRIBED if name in others}
 
     def metrics(self) -> dict[str, float]:
         """Return all figures: ``TASK/acc``, ``TASK/acc_stderr``, ``TASK/exact_match.FILTER``."""
         figures: dict[str, float] = {}
-        for task, row in self.content["results"].items():
+        for task, row in self.content.results.items():
             for field, value in row.items():
                 metric, comma, chosen = field.partition(",")
                 if comma and isinstance(value, int | float) and not isinstance(value, bool):
@@ -107,8 +125,8 @@ def log_results(tracker: Tracker, results: HarnessResults) -> dict[str, object]:
         Ids of run and experiment, and whether the run is new.
     """
     tables = {task: results.table(task) for task in results.samples}
-    began = int(1000 * float(results.content["date"]))
-    took = int(1000 * float(results.content.get("total_evaluation_time_seconds") or 0))
+    began = int(1000 * results.content.date)
+    took = int(1000 * (results.content.total_evaluation_time_seconds or 0))
 
     def files(run: Run) -> None:
         for task, columns in tables.items():
@@ -135,24 +153,15 @@ def log_results(tracker: Tracker, results: HarnessResults) -> dict[str, object]:
 
 
 def _read(path: Path) -> HarnessResults:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        began, took = content["date"], content.get("total_evaluation_time_seconds")
-        if not (0 < float(began) < math.inf and 0 <= float(took or 0) < math.inf):
-            raise ValueError("times must be finite")
-        if not (content["results"] and isinstance(content["config"]["model"], str)):
-            raise ValueError("a model and its tasks must be named")
-        for task, row in content["results"].items():
-            if "/" in task or "\0" in task or not 0 < len(task.encode()) <= _TASK_BYTES:
-                raise ValueError(f"{task!r} must be a name that a file can bear")
-            row.items()
-        json.dumps(content, ensure_ascii=False).encode()  # a lone surrogate is refused here
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
-        rule = "a results file must be as lm-eval writes it"
-        raise EvaluationError(rule, f"{path}: {type(error).__name__}: {error}", _REMEDY) from error
     date = _date(path)
-    files = {task: path.with_name(f"samples_{task}_{date}.jsonl") for task in content["results"]}
-    samples = {task: file for task, file in files.items() if date and file.is_file()}
+    try:
+        content = validated(_Content, path.read_bytes(), read=_Content.model_validate_json)
+        files = {task: path.with_name(f"samples_{task}_{date}.jsonl") for task in content.results}
+        samples = {task: file for task, file in files.items() if date and file.is_file()}
+    except (ConfigError, OSError) as error:
+        found = error.rule if isinstance(error, ConfigError) else error
+        rule = "a results file must be as lm-eval writes it"
+        raise EvaluationError(rule, f"{path}: {found}", _REMEDY) from error
     return HarnessResults(path, sha256_file(path), content, samples)
 
 
