@@ -23,7 +23,7 @@ from tasks.report.comparison import (
     record_comparison,
     summary,
 )
-from tasks.report.render import file_table, table_markdown, table_text
+from tasks.report.render import file_table, table_text
 from tasks.report.report import ReportData
 from tasks.run.pipeline import open_pipeline
 from tasks.run.prefect_runs import prefect_must_answer
@@ -55,8 +55,7 @@ def full_pipeline(recipe: str = "embedded") -> str:
         rows = comparison_rows(results, run.recipe.seed)
         record_comparison(run, rows)
         report = run.stage(report_stage(recipe=run.recipe, results=results))
-        compared = comparison(rows, run.recipe.model_dump(mode="json"))
-        run.announce(report, table_markdown(compared))
+        run.announce(report)
         return str(report.path)
 
 
@@ -87,8 +86,7 @@ def adapt(recipe: str = "embedded") -> list[dict[str, str]]:
         with open_pipeline(recipe, "umim-adapt", AdaptationRecipe) as curves:
             adaptation = parts.measure_adaptation(curves)
             record_adaptation(curves, adaptation)
-            page = (adaptation.path / f"{RESULT}.md").read_text(encoding="utf-8")
-            curves.announce(adaptation, page)
+            curves.announce(adaptation)
             return [{RESULT: str(adaptation.path)}]
     with open_pipeline(recipe, "umim-adapt") as run:
         sources, results = parts.train(run)
@@ -129,7 +127,7 @@ def ablate(recipe: str = "ablation-thresholds") -> str:
         record_comparison(run, comparison_rows(results, run.recipe.seed))
         name = run.recipe.name
         ablation = run.stage(ablation_stage(recipe=run.recipe, results=results), label=name)
-        run.announce(ablation, (ablation.path / f"{name}.md").read_text(encoding="utf-8"))
+        run.announce(ablation)
         return ablation_summary(ablation, name)
 
 

@@ -20,7 +20,6 @@ from typing import Generic, TypeVar, get_args
 
 import torch
 from prefect import task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
@@ -29,7 +28,7 @@ from tasks.cluster.lease import ClusterLease
 from tasks.cluster.nodes import code_identity
 from tasks.cluster.stopping import on_stop
 from tasks.run.checks import check_recipe, check_root
-from tasks.run.prefect_runs import flow_run_context, prefect_may_be_away
+from tasks.run.prefect_runs import flow_run_context
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact, Site, StageCall, time_lines, verifying_once
 from tasks.storage.remote_root import remote_root
@@ -163,16 +162,9 @@ class PipelineRun(Generic[R]):
             tags={"umim.digest": artifact.digest, "umim.path": str(artifact.path)},
         )
 
-    def announce(self, result: Artifact, page: str) -> None:
-        """Attach a result to the MLflow run, and show its page, with a link there, in Prefect."""
+    def announce(self, result: Artifact) -> None:
+        """Attach a result to the MLflow run."""
         self.tracker.attach(self.key, [result.path], replace=result.executed)
-        if FlowRunContext.get() is None:
-            return
-        with prefect_may_be_away():
-            shown = [line for line in page.splitlines() if not line.startswith("![")]  # of files
-            if link := self.link():
-                shown += ["", f"Comparison in MLflow: {link}"]
-            create_markdown_artifact("\n".join(shown), key=f"umim-{result.stage}")
 
     def link(self) -> str:
         """Say where MLflow shows the run's comparison; empty if the store never answered."""

@@ -31,17 +31,7 @@ from tasks.run.services import POOL
 from umim_core.addresses import scrubbed
 from umim_core.errors import ClusterError, ConfigError, UmimError, require
 
-logger = logging.getLogger("umim.prefect")
 _TOLD_SECONDS: Final = 2.0
-
-
-@contextmanager
-def prefect_may_be_away() -> Iterator[None]:
-    """Let the block, which only shows something on Prefect's pages, end with its server."""
-    try:
-        yield
-    except httpx.HTTPError as error:
-        logger.warning("Prefect is away, its pages lack what was found: %s", _shown(str(error)))
 
 
 @contextmanager

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, cast
-from unittest.mock import MagicMock
-from uuid import uuid4
 
-import httpx
 import pytest
 import torch
-from prefect.client.schemas import FlowRun
-from prefect.context import FlowRunContext
 
 from support.servers import free_port
-from support.small_recipe import least_recipe
 from support.tracked_runs import runs_of
 from tasks.cluster.nodes import code_identity
-from tasks.run import pipeline
-from tasks.run.pipeline import PipelineRun, open_pipeline, side_by_side
-from tasks.run.stage import Artifact
+from tasks.run.pipeline import open_pipeline, side_by_side
 from umim_core.errors import CorpusError
 
 _place: ContextVar[str] = ContextVar("place", default="nowhere")
@@ -112,28 +103,3 @@ def test_a_run_without_a_server_keeps_its_own_error(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(CorpusError), open_pipeline("embedded", "umim"):
         raise CorpusError("a corpus must have text")
-
-
-@pytest.mark.parametrize(
-    ("prefect", "executed"), [("none", True), ("there", False), ("away", True)]
-)
-def test_a_result_goes_to_mlflow_and_its_page_without_figures_to_the_flow_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect: str, executed: bool
-) -> None:
-    shown: dict[str, str] = {}
-
-    def show(text: str, key: str) -> None:
-        if prefect == "away":
-            raise httpx.ConnectError("no answer")
-        shown[key] = text
-
-    monkeypatch.setattr(pipeline, "create_markdown_artifact", show)
-    tracker = MagicMock(link=lambda _: "http://h/compare")
-    run: Any = PipelineRun(least_recipe(), tmp_path, cast(Any, None), tracker, "key")
-    result = Artifact("report", "k", tmp_path / "out", "", executed)
-    context: Any = FlowRunContext.model_construct(flow_run=FlowRun(flow_id=uuid4()))
-    with nullcontext() if prefect == "none" else context:
-        run.announce(result, "# Results\n![speed](speed.svg)\n| a |")
-    tracker.attach.assert_called_once_with("key", [tmp_path / "out"], replace=executed)
-    page = "# Results\n| a |\n\nComparison in MLflow: http://h/compare"
-    assert shown == ({"umim-report": page} if prefect == "there" else {})
