@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from tasks.cluster.ray_cluster import NO_TELEMETRY
 from tasks.cluster.stopping import stoppable
 from tasks.storage import store_commands
 from umim_core.checkpoint.checkpoint_index import artifact_root
@@ -39,10 +40,7 @@ Port = Annotated[int | None, typer.Option(min=1, max=65535)]
 Share = Annotated[float, typer.Option(min=0)]
 _QUIET = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "RAY_USAGE_STATS_ENABLED": "0",
+    **NO_TELEMETRY,
     "OMP_WAIT_POLICY": "PASSIVE",
     "TOKENIZERS_PARALLELISM": "true",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",

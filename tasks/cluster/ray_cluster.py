@@ -29,6 +29,12 @@ from umim_core.errors import ClusterError, require
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOCAL = "local"
+NO_TELEMETRY: Final = {  # of Prefect, MLflow and Ray, in the environment of all that we start
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 _FOLDER_PREFIX: Final = "umim-ray-"
 _MIB = 1 << 20
 _MIN_OBJECT_STORE = 80 * _MIB
@@ -125,9 +131,7 @@ def worker_environment(*, local: bool) -> dict[str, str]:
     env = {
         "OMP_WAIT_POLICY": "PASSIVE",  # two spinning teams on few cores can be 30 times slower
         "TOKENIZERS_PARALLELISM": "false",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "DO_NOT_TRACK": "1",
+        **NO_TELEMETRY,
     }
     if local:
         old = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
@@ -149,7 +153,6 @@ def _private_settings() -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every socket on 127.0.0.1
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),  # so that no token file is written
-        "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_raylet_start_wait_time_s": "180",  # 30 s are too few on a busy machine

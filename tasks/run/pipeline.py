@@ -30,7 +30,7 @@ from tasks.cluster.stopping import on_stop
 from tasks.run.checks import check_recipe, check_root
 from tasks.run.prefect_runs import flow_run_context
 from tasks.run.recipes import find_recipe
-from tasks.run.stage import Artifact, Site, StageCall, time_lines, verifying_once
+from tasks.run.stage import Artifact, Site, StageCall, verifying_once
 from tasks.storage.remote_root import remote_root
 from tasks.tracking.compare_view import adaptation_rows
 from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, Status, Tracker
@@ -100,7 +100,6 @@ class PipelineRun(Generic[R]):
     tracker: Tracker
     key: str
     artifacts: list[Artifact] = field(default_factory=list)
-    at_a_time: int = 1
     _registered: set[str] = field(default_factory=set)
 
     @property
@@ -137,9 +136,7 @@ class PipelineRun(Generic[R]):
 
     def run_parallel(self, parts: Sequence[Callable[[], T]], most: int | None = None) -> list[T]:
         """Run parts of the flow that do not depend on each other."""
-        most = most or self.recipe.cluster.parallel_stages
-        self.at_a_time = max(self.at_a_time, min(most, len(parts)))
-        return side_by_side(parts, most)
+        return side_by_side(parts, most or self.recipe.cluster.parallel_stages)
 
     def register(self, backbone: str, trained: Artifact) -> None:
         """Point the backbone's alias in MLflow's registry at the first cell's checkpoint of it."""
@@ -226,9 +223,8 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
             raise
     tracker.finish(key)
     built = sum(artifact.executed for artifact in run.artifacts)
-    logger.info("%d stages, %d executed", len(run.artifacts), built)
-    for line in time_lines(run.artifacts, time.monotonic() - began, run.at_a_time):
-        logger.info("%s", line)
+    seconds = time.monotonic() - began
+    logger.info("%d stages, %d executed, in %.0f s", len(run.artifacts), built, seconds)
     if link := run.link():
         logger.info("MLflow: %s", link)
 

@@ -22,7 +22,7 @@ from typing import Final
 import httpx
 import psutil
 
-from tasks.cluster.ray_cluster import CHECKOUT
+from tasks.cluster.ray_cluster import CHECKOUT, NO_TELEMETRY
 from tasks.tracking.tracker import sqlite_address
 from umim_core.errors import ClusterError, require
 from umim_core.store.locking import directory_lock
@@ -76,12 +76,7 @@ def local_services(
     prefect_port = _port(folder, "prefect-server", prefect_port, 4200)
     mlflow_port = _port(folder, "mlflow", mlflow_port, 5000)
     api, mlflow = f"http://{_LOOPBACK}:{prefect_port}/api", f"http://{_LOOPBACK}:{mlflow_port}"
-    quiet = {
-        "PREFECT_HOME": str(folder / "prefect"),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "DO_NOT_TRACK": "1",
-    }
+    quiet = {"PREFECT_HOME": str(folder / "prefect"), **NO_TELEMETRY}
     here = ["--host", _LOOPBACK, "--port"]
     serve = [sys.executable, "-m", "prefect", "server", "start", *here, str(prefect_port)]
     track = [sys.executable, "-m", "mlflow", "server", *here, str(mlflow_port), "--workers", "1"]

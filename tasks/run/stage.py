@@ -22,7 +22,6 @@ import os
 import platform
 import re
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -366,19 +365,3 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "absent"
-
-
-def time_lines(artifacts: Sequence[Artifact], elapsed: float, at_a_time: int) -> list[str]:
-    """Return a table of what was built in a run, the longest first; nothing if nothing was."""
-    seconds = defaultdict[str, list[float]](list)
-    for artifact in artifacts:
-        if artifact.executed:
-            seconds[artifact.stage].append(float(artifact.manifest()["facts"]["seconds"]))
-    if not seconds:
-        return []
-    lines = [f"{'stage':<18}{'built':>5}{'seconds':>9}"]
-    for name, times in sorted(seconds.items(), key=lambda item: -sum(item[1])):
-        lines.append(f"{name:<18}{len(times):>5}{sum(times):>9.0f}")
-    total = sum(map(sum, seconds.values()))
-    side_by_side = f"; up to {at_a_time} stages at a time, together {total:.0f} s"
-    return [*lines, f"elapsed: {elapsed:.0f} s{side_by_side if at_a_time > 1 else ''}"]

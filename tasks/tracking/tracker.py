@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import quote
 
-from tasks.cluster.ray_cluster import CHECKOUT
+from tasks.cluster.ray_cluster import CHECKOUT, NO_TELEMETRY
 from tasks.storage.remote_root import refusals
 from tasks.tracking.compare_view import (
     AGREEMENT,
@@ -57,7 +57,7 @@ PREFECT_TAG: Final = "umim.prefect_flow_run"
 _NAME: Final = "umim"  # of the experiment, and of the registered model
 _SPOOL: Final = "tracking-spool"  # former versions kept more in it
 _SETTINGS: Final = {  # of MLflow and of Postgres' client, unless somebody set them
-    "MLFLOW_DISABLE_TELEMETRY": "true",
+    **NO_TELEMETRY,
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # seven take minutes
     "PGCONNECT_TIMEOUT": "5",
