@@ -122,7 +122,7 @@ def write(recipe: dict[str, object], folder: Path) -> str:
 @pytest.mark.parametrize("name", [*recipe_names(), *map(str, sorted(RESULTS.glob("*.yaml")))])
 def test_a_recipe_has_the_name_of_its_file_a_plan_and_fits_its_gpus(name: str) -> None:
     recipe = find_recipe(name)
-    assert recipe.name == Path(name).stem
+    assert recipe.name == Path(name).name.removesuffix(".yaml")
     assert recipe.description
     stages = [step["stage"] for step in plan(recipe)]
     assert "tokenize" in stages and {"corpus", "mixture"} & set(stages)
