@@ -16,18 +16,22 @@ from umim_core.errors import ConfigError
 CONFIDENT = {"source": "confidence"}
 REFUSED = {
     "segment": ({"segment_length": 1}, "segment_length must be at least 2; got 1"),
+    "threads": ({"threads": 1025}, "threads must be at most 1024; got 1025"),
     "longest": ({"longest": 17}, "longest must be at most 16; got 17"),
     "confidence, longest": (CONFIDENT | {"longest": 5}, "runs of 2 to 4 tokens"),
     "memory": ({"max_memory_gib": float("inf")}, "max_memory_gib: Input should be a finite"),
     "unknown": ({"taus": 3}, "taus: Extra inputs"),
-    "spans, filtered": ({"spans": 9, "overlap": "greedy"}, "spans are chosen among all"),
+    "spans, filtered": (
+        {"spans": 9, "overlap": "greedy", "tau": 3},
+        r"got \{'overlap': 'greedy', 'spans': 9\}",
+    ),
     "spans, confidence": (CONFIDENT | {"spans": 9}, "spans are chosen among all"),
     "confidence, documents": (CONFIDENT | {"min_documents": 2}, "know no min_documents"),
     "confidence, tokens": (CONFIDENT | {"confidence_tokens": 500}, "at least segment_length, 512"),
     "no confidence": ({"min_probability": 0.7}, "min_probability belongs to source 'conf"),
 }
 SHARED = ("min_documents", "max_memory_gib")  # fields of a recipe's section "mining"
-NO_FIELD_OF_A_RECIPE = "segment"
+NO_FIELDS_OF_A_RECIPE = ("segment", "threads")
 
 
 def recipe(cell: dict[str, Any], **fields: object) -> Recipe:
@@ -47,7 +51,7 @@ def test_what_does_not_go_together_is_refused(name: str) -> None:
     options, message = REFUSED[name]
     with pytest.raises(ConfigError, match=message):
         RuleOptions.model_validate(options)
-    if name != NO_FIELD_OF_A_RECIPE:
+    if name not in NO_FIELDS_OF_A_RECIPE:
         shared = {key: value for key, value in options.items() if key in SHARED}
         cell = {key: value for key, value in options.items() if key not in SHARED}
         with pytest.raises(ValidationError):

@@ -113,20 +113,22 @@ def task_text(
     Options:
         name: A generated task, e.g. umim_ruler_4k.
         tokenizer: The backbone, or its tokenizer's directory.
-        out: File of JSON lines to write.
+        out: File of JSON lines to write; must not exist.
         questions: Prompts to write.
     """
     from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.store.disk import write_rows
+    from umim_core.store.publication import check_absent
     from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
 
+    check_absent(out, "file")
     task = GENERATION_TASKS.find(name)
     options = TaskOptions(task_questions=questions)
     rows = make_rows(task, options, load_tokenizer(tokenizer), "train")
     parts = [(row["prompt"], row["answer_prefix"], ", ".join(row["references"])) for row in rows]
     write_rows(out, [{"text": " ".join(filter(None, texts))} for texts in parts])
     count = sum(row["prompt_tokens"] for row in rows)
-    mine = ["umim", "mine", str(out), "--field", "text", "--tokenizer", tokenizer, "--out", "rules"]
+    mine = ["umim", "mine", str(out), "--kind", "jsonl", "--tokenizer", tokenizer, "--out", "rules"]
     lines = [f"{len(rows)} texts, {count:,} tokens: {out}", f"Next: {shlex.join(mine)}"]
     emit({"task": name, "texts": len(rows), "tokens": count, "out": str(out)}, lines, as_json)
 

@@ -62,9 +62,11 @@ def train(
     """
     shared.given_rules(rules)
     from umim_core.checkpoint.checkpoint_index import own_place
+    from umim_core.store.publication import check_own
 
     target = own_place("trained", out, rules.resolve().name)
     place = target.directory
+    check_own(place)
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.next_steps import to_compare
     from umim_core.progress import duration

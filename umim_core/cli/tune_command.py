@@ -67,6 +67,7 @@ def tune(
     from umim_core.checkpoint.checkpoint_files import read_config
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.serving.model_export import check_exportable
+    from umim_core.store.publication import check_own
     from umim_core.text.roles import check_roles
     from umim_core.traffic.prompt_rows import prompt_rows
     from umim_core.traffic.requests import Left, read_requests
@@ -75,6 +76,7 @@ def tune(
 
     merging = check_roles(roles)
     target = own_place("tuned", out, Path(logs[0]).stem)
+    check_own(target.directory)
     # Other engines give units their positions one after the other.
     positions = "preserved" if merge_depth else "compact"
     chosen = {"adapter_rank": adapter_rank, "rule_rows": spans, "unit_positions": positions}

@@ -76,6 +76,8 @@ def validated(
             # Of ``checking``: it says all of this by itself.
             rule, remedy = f"{where}: {own.rule}".removeprefix(": "), own.remedy
             value = value if own.value is None else own.value
+        elif isinstance(value, dict):  # of a rule over several fields: those that it names
+            value = {name: value[name] for name in value if name in said} or value
         rule = f"{what}: {rule}".removeprefix(": ")
         raise ConfigError(rule, value, remedy or "Correct it.") from error
 

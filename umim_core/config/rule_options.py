@@ -114,7 +114,7 @@ class RuleOptions(RuleSearch, MiningConfig):
     segment_length: Annotated[int, Field(ge=2)] | None = Field(
         default=512, description="Tokens per segment."
     )
-    threads: Annotated[int, Field(ge=1)] | None = Field(
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Threads that count. null: one per core."
     )
 

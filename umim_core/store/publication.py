@@ -117,12 +117,18 @@ def build_once(
     return Built({**body, "digest": digest}, executed=True)
 
 
-def check_absent(out: Path) -> None:
-    """Refuse an output directory that exists, before hours of counting and not after."""
+def check_absent(out: Path, what: str = "directory") -> None:
+    """Refuse an output that exists, before hours of counting and not after."""
     _check_outside(out)
-    rule = "the output directory must not exist"
+    rule = f"the output {what} must not exist"
     remedy = "Remove it or choose another name; results are never overwritten."
     require(not os.path.lexists(out), ArtifactError, rule, str(out), remedy)
+
+
+def check_own(out: Path) -> None:
+    """Refuse an output that exists and is no result, which is found or refused by its key."""
+    if not _is_result(out):
+        check_absent(out)
 
 
 def _check_outside(out: Path) -> None:
