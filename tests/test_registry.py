@@ -33,15 +33,6 @@ def test_files_of_the_package_are_found_by_their_names(registry: Registry[str]) 
     assert registry.find("pear") == "a pear"
 
 
-def test_files_of_a_package_inside_are_found(registry: Registry[str], tmp_path: Path) -> None:
-    package = next(tmp_path.glob("orchard_*"))
-    (package / "citrus").mkdir()
-    (package / "citrus" / "__init__.py").touch()
-    source = f"from {package.name} import FRUIT\nFRUIT.add('lime', 'a lime')\n"
-    (package / "citrus" / "lime.py").write_text(source)
-    assert registry.names() == ("apple", "lime", "pear")
-
-
 def test_an_unknown_name_lists_all_and_suggests_the_closest(registry: Registry[str]) -> None:
     with pytest.raises(ConfigError, match=r"one of apple, pear; got peer.*mean 'pear'"):
         registry.find("peer")

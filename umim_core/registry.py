@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pkgutil import walk_packages
+from pkgutil import iter_modules
 from typing import Generic, TypeVar
 
 from umim_core.errors import ConfigError, look_up, require
@@ -15,7 +15,7 @@ class Registry(Generic[T]):
     """Named entries that the files of a package add.
 
     The files are imported at the first look, so a new entry is one new file. Messages call an entry
-    by the word ``entry``, "baseline" say.
+    by the word ``entry``, "task" say.
     """
 
     def __init__(self, package: str, entry: str) -> None:
@@ -32,7 +32,7 @@ class Registry(Generic[T]):
         """Return all names in alphabetical order."""
         path = tuple(import_module(self._package).__path__)
         if path != self._walked:
-            for module in walk_packages(path, f"{self._package}."):
+            for module in iter_modules(path, f"{self._package}."):
                 import_module(module.name)
             self._walked = path
         return tuple(sorted(self._found))
