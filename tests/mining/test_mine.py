@@ -135,7 +135,7 @@ def test_files_in_any_order_and_their_ids_give_the_same_rules(
 BROKEN: dict[str, tuple[bytes, dict[str, object], type[UmimError], str]] = {
     "no UTF-8": (b"w1 \xff", {}, CorpusError, "UTF-8"),
     "a NUL": (b"\0", {}, CorpusError, "NUL"),
-    "too short": (b"", {"segment_length": 10_000}, CorpusError, ""),
+    "too short": (b"", {"segment_length": 10_000}, CorpusError, "one segment of 10000 tokens"),
     "every token": (b"", {"protect": ("digits",)}, ConfigError, "'digits', which matches all 31"),
     "no tokenizer": (b"", {"protect": ("digits",)}, ConfigError, r"need a tokenizer; got \['digi"),
     "nothing frequent": (b"", {"tau": 999}, RuleSetError, f"999 times; got {sum(LENGTHS)} tokens"),
