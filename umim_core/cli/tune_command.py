@@ -46,8 +46,8 @@ def tune(
     """Choose spans of your requests, train for them, and compare raw and merged prompts.
 
     Of every conversation the last request is read. Every fifth conversation is held out; at most
-    100 of these are compared. The training tells its time before its first step. Killed or stopped,
-    the same command goes on where it was.
+    100 of these are compared. The time that all of it takes is told first. Killed or stopped, the
+    same command goes on where it was.
 
     Options:
         logs: Request logs (JSON Lines with messages and tools): files, folders.

@@ -16,6 +16,7 @@ conversations that validated the training are kept. The directory::
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,7 +41,7 @@ from umim_core.merging.merged_model import MergedModel
 from umim_core.mining.mine import candidate_spans
 from umim_core.mining.span_choice import choose_spans
 from umim_core.model.umim import UMIM
-from umim_core.progress import followed, logger
+from umim_core.progress import duration, followed, logger
 from umim_core.rules.matcher import PromptIds, token_reduction
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import (
@@ -178,6 +179,7 @@ def _tune(
     _ANSWER.of_model(backbone).check(MergedModel.without_merging(backbone), 1)
     if job.start is not None:
         Checkpoint.load(job.start).check_backbone(backbone)
+    _tell_time(trained, held, job, backbone, work / "checkpoint", folder / "checkpoint")
     rows = {name: work / "rows" / name for name in ("train", "valid")}
     if not (folder / "rules").exists():
         logger.info("choosing spans of %d conversations", len(trained))
@@ -220,6 +222,50 @@ def _tune(
     logger.info("comparing %d held-out requests", len(held))
     umim = UMIM.from_pretrained(folder / "checkpoint", backbone=backbone)
     write_json(folder / "comparison.json", asdict(compare(umim, held, trials)))
+
+
+@torch.no_grad()
+def _tell_time(
+    trained: Sequence[PromptRow],
+    held: Sequence[PromptRow],
+    job: TrainJob,
+    backbone: Backbone,
+    trained_place: Path,
+    chosen_place: Path,
+) -> None:
+    """Say how long everything will take; what lies in its place already takes nothing.
+
+    It follows from a forward of the base model. As merged rows are short, one that training reads
+    takes about as much, and half as much again where it goes back.
+    """
+    sizes = [min(len(row.prompt) + len(row.reply), job.max_tokens) for row in trained]
+    longest = trained[int(np.argmax(sizes))].prompt[: job.max_tokens]
+
+    def seconds(ids: NDArray[np.int64]) -> float:
+        tokens = torch.from_numpy(ids[None]).to(backbone.device)
+        for _ in range(2):  # the first one warms up
+            began = time.monotonic()
+            backbone.model(tokens).logits[0, -1, 0].item()
+        return time.monotonic() - began
+
+    token, alone = seconds(longest) / len(longest), seconds(longest[:1])
+    plan = job.config
+    validations = plan.max_steps // plan.validate_every + 1  # one before the first step
+    read = 1.5 * plan.max_steps * plan.batch_size
+    read += validations * min(plan.validation_rows, -(-len(trained) // _VALID))
+    answered = sum(len(row.prompt) for row in held[:_GREEDY])
+    compared = sum(len(row.prompt) + len(row.reply) for row in held) + answered
+    trials = (1 + len(SHORTEST)) * min(_CHOOSING, -(-len(trained) // _VALID))
+    times = {
+        "training": token * read * float(np.mean(sizes)),
+        "choice": token * trials * float(np.mean([len(x.prompt) + len(x.reply) for x in trained])),
+        "comparison": 2 * (token * compared + alone * REPLY * len(held[:_GREEDY])),
+    }
+    for name, place in {"training": trained_place, "choice": chosen_place}.items():
+        if place.exists():
+            times[name] = 0.0
+    parts = ", ".join(f"{name} {duration(x)}" for name, x in times.items())
+    logger.info("at most about %s in all: %s", duration(sum(times.values())), parts)
 
 
 def chosen_spans(rows: Sequence[PromptRow], options: TuneOptions) -> RuleSet:
