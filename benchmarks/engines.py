@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -72,7 +71,7 @@ class Engine:
     program: Path
     command: Callable[[Path, int], Sequence[object]]
     ids: dict[str, Any]
-    cold: Callable[[int], dict[str, Any]]
+    cold: Callable[[str], dict[str, Any]]  # of a name of the request
     answer: Callable[[dict[str, Any], dict[str, Any]], list[int]]
 
 
@@ -94,7 +93,7 @@ SERVERS: Final = {
         ENGINES / "llama" / "bin" / "python",
         _llama,
         {"return_tokens": True, "verbose": True, "ignore_eos": True},
-        lambda number: {"cache_prompt": False},
+        lambda request: {"cache_prompt": False},
         lambda choice, document: document["__verbose"]["tokens"],
     ),
     "vllm": Engine(
@@ -103,21 +102,22 @@ SERVERS: Final = {
         ENGINES / "vllm" / "bin" / "vllm",
         _vllm,
         {"return_token_ids": True, "ignore_eos": True},
-        lambda number: {"cache_salt": f"request {number}"},
+        lambda request: {"cache_salt": request},
         lambda choice, document: choice["token_ids"],
     ),
 }
 
 
+@dataclass(frozen=True)
 class Running:
-    def __init__(self, engine: Engine, url: str, process: subprocess.Popen[bytes]) -> None:
-        self.engine, self.url = engine, url
-        self._process = psutil.Process(process.pid)
+    engine: Engine
+    url: str
+    process: psutil.Process
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the server and the processes that it started."""
         total = 0.0
-        for process in (self._process, *self._process.children(recursive=True)):
+        for process in (self.process, *self.process.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 total += sum(process.cpu_times()[:2])  # user, system
         return total
@@ -132,6 +132,12 @@ class Running:
         asked = {"prompt": list(ids), "max_tokens": tokens, "temperature": 0}
         document = self.post(COMPLETIONS, asked | self.engine.ids | fields)
         return self.engine.answer(document["choices"][0], document)
+
+    def timed(self, ids: Sequence[int], tokens: int) -> Timed:
+        """Time a request that no cache of prompts helps."""
+        wall, cpu = time.perf_counter(), self.cpu_seconds()
+        written = self.greedy(ids, tokens, **self.engine.cold(f"request at {wall}"))
+        return written, time.perf_counter() - wall, self.cpu_seconds() - cpu
 
 
 @contextmanager
@@ -148,7 +154,7 @@ def running(engine: Engine, directory: Path, log: IO[bytes]) -> Iterator[Running
             if process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"{engine.name} does not answer")
             time.sleep(1)
-        yield Running(engine, url, process)
+        yield Running(engine, url, psutil.Process(process.pid))
     finally:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -203,37 +209,26 @@ def prompt_of(chat: Chat, umim: UMIM, merger: PromptMerger) -> Prompt:
     return Prompt(ids.tolist(), merged, [int(token) for token in written.ids[0]])
 
 
-def measure(ask: Callable[[list[list[int]], int], list[Timed]], prompts: list[Prompt]) -> Report:
-    """Time requests for one token behind prompts, which no cache helps, and compare answers.
+def measure(ask: Callable[[list[int], int], Timed], prompts: list[Prompt]) -> Report:
+    """Time requests for one token behind prompts, and compare answers; ``ask`` gives some tokens.
 
-    ``ask`` gives so many tokens behind each prompt. Raw and merged ids are asked in turn, of every
-    second prompt the merged first, after a warm-up; ratios are by pairs.
+    Raw and merged ids are asked in turn, of every second prompt the merged first, after a warm-up;
+    ratios are by pairs.
     """
-    asked: list[tuple[str, list[int]]] = []
+    for ids in (prompts[0].raw, prompts[0].merged):
+        ask(ids, 1)
+    walls, cpus = ({"raw": list[float](), "merged": list[float]()} for _ in range(2))
     for number, prompt in enumerate(prompts):
-        both = [("raw", prompt.raw), ("merged", prompt.merged)]
-        asked += both if number % 2 == 0 else reversed(both)
-    rows = [ids for _, ids in asked]
-    times = ask([*rows[:2], *rows], 1)[2:]
-    answers = ask([prompt.merged for prompt in prompts], _TOKENS)
-    same = [ids == one.wanted for (ids, *_), one in zip(answers, prompts, strict=True)]
+        for side in ("raw", "merged") if number % 2 == 0 else ("merged", "raw"):
+            _, wall, cpu = ask(getattr(prompt, side), 1)
+            walls[side].append(wall)
+            cpus[side].append(cpu)
+    same = [ask(prompt.merged, _TOKENS)[0] == prompt.wanted for prompt in prompts]
     figures: Report = {"equal": sum(same), "compared": len(prompts)}
-    for place, name in ((2, "cpu"), (1, "wall")):
-        seconds: dict[str, list[float]] = {"raw": [], "merged": []}
-        for (side, _), taken in zip(asked, times, strict=True):
-            seconds[side].append(taken[place])
-        figures[name] = {side: spread(values) for side, values in seconds.items()}
-        figures[name]["times"] = ratio(seconds, "raw", "merged")
+    for clock, seconds in {"cpu": cpus, "wall": walls}.items():
+        figures[clock] = {side: spread(values) for side, values in seconds.items()}
+        figures[clock]["times"] = ratio(seconds, "raw", "merged")
     return figures
-
-
-def ask_server(server: Running, rows: list[list[int]], tokens: int) -> list[Timed]:
-    found = []
-    for number, ids in enumerate(rows):
-        wall, cpu = time.perf_counter(), server.cpu_seconds()
-        written = server.greedy(ids, tokens, **server.engine.cold(number))
-        found.append((written, time.perf_counter() - wall, server.cpu_seconds() - cpu))
-    return found
 
 
 def version_of(engine: Engine) -> str:
@@ -262,7 +257,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     }
     for name, engine in servers.items():
         with tempfile.TemporaryFile() as log, running(engine, options.export, log) as server:
-            measured = measure(partial(ask_server, server), prompts)
+            measured = measure(server.timed, prompts)
         about = {"name": engine.name, "version": version_of(engine)}
         report["engines"][name] = about | measured
         save(report, options.out)

@@ -4,8 +4,8 @@ python -m tools.shipping CHECKPOINT --recipe smollm2 --name umim-smollm2-135m
 
 CHECKPOINT is the directory that a finished run printed. Its measurements and its corpus are found
 as the recipe's flow asks for them, with the code that ran it. What ships is stored smaller: the
-module in bfloat16, the rules without the matcher's tables, which are built in memory. What the
-rounding changes is measured and stands in the results.
+module in bfloat16, the rules compressed harder. What the rounding changes is measured and stands in
+the results.
 ``--priced DIR``, made of it by ``umim prune --keep-all``, adds prices and the bound of decoding;
 ``--merge`` and ``--raw-tail`` are what it recommends to its users.
 """
@@ -42,14 +42,14 @@ from umim_core.checkpoint.checkpoint_files import (
     read_config,
     resolve_checkpoint,
 )
-from umim_core.checkpoint.module_weights import save_tensors
+from umim_core.checkpoint.module_weights import WEIGHTS, save_tensors
 from umim_core.cli.console_output import telling
 from umim_core.config.form import MERGES, check_merge, check_raw_tail
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError, require
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.model.umim import UMIM
-from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet, read_table, write_prices, write_table
+from umim_core.rules.ruleset import TABLE, RuleSet
 from umim_core.store.artifacts import (
     read_json,
     read_manifest,
@@ -59,9 +59,7 @@ from umim_core.store.artifacts import (
 )
 from umim_core.store.publication import publish_directory
 
-TABLE: Final = "rules.parquet"
 _LEVEL: Final = 19  # of zstd: a fifth smaller than a run's own table
-_WRITTEN_ANEW: Final = ("kind", "schema", "digest", "files", "seal")
 ASSETS: Final = ROOT / "umim_core" / "embedded" / "assets"
 SUMS: Final = ROOT / "tests" / "embedded" / "assets.sha256"
 MAX_RULES_BYTES: Final = 4 << 20
@@ -112,47 +110,40 @@ def store(
     ``defaults`` are fields of its configuration in place of its own: what it recommends to its
     users (``merge``, ``raw_tail``), notes on its training.
     """
-    measured = priced or checkpoint
-    config = read_config(measured).model_copy(update=dict(defaults))
+    trained = Checkpoint.load(checkpoint)
+    measured = trained if priced is None else Checkpoint.load(priced)
+    _check_priced(trained, measured)
+    config = measured.config.model_copy(update=dict(defaults))
     check_merge(config.merge)
     check_raw_tail(config.raw_tail, config.merge)
-    if priced is not None:
-        _check_priced(checkpoint, priced)
 
     def write(directory: Path) -> None:
-        tensors = load_file(checkpoint / "model.safetensors")
+        tensors = trained.module.state_dict()
         rounded = {name: x.bfloat16() for name, x in tensors.items() if x.is_floating_point()}
-        save_tensors(tensors | rounded, directory / "model.safetensors")
-        (directory / "model.safetensors").chmod(0o644)
+        save_tensors(tensors | rounded, directory / WEIGHTS)
+        (directory / WEIGHTS).chmod(0o644)
         write_json(directory / "config.json", config.model_dump(mode="json"))
-        rules = directory / "rules"
-        rules.mkdir()
-        described = read_manifest(measured / "rules", kind="rules", schema=RULES_SCHEMA)
-        write_table(rules / TABLE, *read_table(checkpoint / "rules" / TABLE), _LEVEL)
-        if (prices := RuleSet.load(measured / "rules").prices) is not None:
-            write_prices(rules, prices)
-        body = {name: value for name, value in described.items() if name not in _WRITTEN_ANEW}
-        write_manifest(rules, kind="rules", schema=RULES_SCHEMA, body=body)
+        (directory / "rules").mkdir()
+        measured.rules.write(directory / "rules", _LEVEL)
         write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
 
-    read_manifest(checkpoint, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
     shutil.rmtree(out, ignore_errors=True)
     publish_directory(out, write)
 
 
-def _check_priced(checkpoint: Path, priced: Path) -> None:
+def _check_priced(trained: Checkpoint, measured: Checkpoint) -> None:
     """Refuse prices of another checkpoint."""
-    own, measured = (
+    own, priced = (
         {
             "rules": loaded.rules.digest,
             "module": loaded.module.digest(),
             "settings": loaded.config.model_dump(exclude={"decode_max_damage", "budget"}),
         }
-        for loaded in map(Checkpoint.load, (checkpoint, priced))
+        for loaded in (trained, measured)
     )
-    odd = [f"other {part}" for part in own if own[part] != measured[part]]
+    odd = [f"other {part}" for part in own if own[part] != priced[part]]
     rule = "--priced must be what umim prune --keep-all made of the checkpoint that ships"
-    remedy = f"Measure it: umim prune {checkpoint} TEXTS --keep-all."
+    remedy = "Measure it: umim prune CHECKPOINT TEXTS --keep-all."
     require(not odd, ConfigError, rule, ", ".join(odd), remedy)
 
 
@@ -216,7 +207,7 @@ def text_figures(metrics: Mapping[str, float], suffix: str) -> dict[str, Any]:
 
 
 def _module(shipped: Path, config: CheckpointConfig) -> dict[str, object]:
-    stored = load_file(shipped / "model.safetensors").values()
+    stored = load_file(shipped / WEIGHTS).values()
     weights = [value for value in stored if value.is_floating_point()]  # the rest are ids
     (dtype,) = {str(value.dtype).removeprefix("torch.") for value in weights}
     return {
@@ -225,7 +216,7 @@ def _module(shipped: Path, config: CheckpointConfig) -> dict[str, object]:
         "heads": config.num_heads,
         "parameters": sum(value.numel() for value in weights),
         "stored": dtype,
-        "bytes": (shipped / "model.safetensors").stat().st_size,
+        "bytes": (shipped / WEIGHTS).stat().st_size,
     }
 
 

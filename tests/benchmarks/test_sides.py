@@ -97,9 +97,9 @@ def test_raw_and_merged_prompts_are_timed_by_pairs_in_turn() -> None:
     prompts = [engines.Prompt([1] * n, [n] * 2, [n]) for n in (4, 6, 8)]
     asked: list[int] = []
 
-    def ask(rows: list[list[int]], tokens: int) -> list[engines.Timed]:
-        asked.extend(map(len, rows))
-        return [([ids[0]], float(len(ids)), 2.0 * len(ids)) for ids in rows]
+    def ask(ids: list[int], tokens: int) -> engines.Timed:
+        asked.append(len(ids))
+        return [ids[0]], float(len(ids)), 2.0 * len(ids)
 
     found = engines.measure(ask, prompts)
     assert asked == [4, 2, *(4, 2), *(2, 6), *(8, 2), *(2, 2, 2)]

@@ -342,9 +342,9 @@ class RuleSet:
         remedy = "Mine them again with a smaller --tau."
         require(len(self) > 0, RuleSetError, "a checkpoint must hold rules", "none", remedy)
 
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path, compression_level: int | None = None) -> None:
         """Write the rule files into an existing, empty directory."""
-        write_table(directory / TABLE, self.ids_by_order, self.support_by_order)
+        write_table(directory / TABLE, self.ids_by_order, self.support_by_order, compression_level)
         if self.prices is not None:
             write_prices(directory, self.prices)
         counts = {str(n): count for n, count in self.counts_by_order.items()}
