@@ -215,6 +215,10 @@ def test_it_pays_from_where_all_longer_prompts_pay(
     assert pays_from([row(n, low) for n, low in zip(LENGTHS, lows, strict=True)]) == start
 
 
+def test_what_merged_nothing_does_not_pay() -> None:
+    assert pays_from([replace(row(256, 1.1), token_reduction=0.0)]) is None
+
+
 def test_phases_batch_sizes_and_rules_are_told_apart() -> None:
     rows = [row(256, 1.1), row(256, 0.9, phase="decode"), row(256, 1.1, batch=8)]
     rows += [row(256, 1.2, asked=None), row(512, 0.5, asked=None)]

@@ -36,6 +36,7 @@ AtLeast0OrNone = Annotated[int | None, typer.Option(min=0)]
 MaybeArgument = Annotated[str | None, typer.Argument()]
 Checkpoint = Annotated[str | None, typer.Option("--checkpoint", "-c")]
 OfFile = Annotated[list[str] | None, typer.Option(metavar="FILE")]
+GivenRules = Annotated[Path, typer.Option(show_default=False)]
 Page = Annotated[Path | None, typer.Option(dir_okay=False)]
 _COMMON: Final = """
     checkpoint: A name that umim path lists, a directory or a hub repository; by default
@@ -48,7 +49,7 @@ _COMMON: Final = """
     out: Directory to write; by default one under UMIM_ROOT, see umim path.
     protect: Regular expression of tokens that no rule may contain, or digits, capitals, newlines;
         may be repeated.
-    rules: Rule directory that umim mine wrote.
+    rules: Rule directory that umim mine wrote; must be given.
     start: Checkpoint of this model that is trained further, in its own form; spans that it has no
         row for begin with its module alone.
 """
@@ -89,7 +90,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     options = [one for one in _options(function) if one.name != "context"]
     first = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
     flat.__signature__ = Signature([first, *options])  # type: ignore[attr-defined]  # typer reads it
-    flat.__doc__ = (getdoc(function) or "").partition("\n\nOptions:")[0]
+    words = (getdoc(function) or "").partition("\n\nOptions:")[0]
+    flat.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", words)  # a terminal breaks paragraphs
     return flat
 
 

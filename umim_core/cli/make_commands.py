@@ -9,13 +9,14 @@ import typer
 
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag
+from umim_core.cli.documented import GivenRules
 from umim_core.config.form import ModuleForm, UnitPositions
 
 
 def init(
     context: typer.Context,
     model: str,
-    rules: Path = Path(),
+    rules: GivenRules = Path(),
     out: Path | None = None,
     residual: Literal["last", "exponential"] = "last",
     unit_positions: UnitPositions = shared.of_field(ModuleForm, "unit_positions"),

@@ -12,7 +12,7 @@ import typer
 from umim_core.checkpoint.next_steps import BATCH_SIZE, STEPS
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag
-from umim_core.cli.documented import AtLeast0, AtLeast1
+from umim_core.cli.documented import AtLeast0, AtLeast1, GivenRules
 from umim_core.config.form import ModuleForm, Positions, Residual, UnitPositions
 from umim_core.text.reading import Reading
 
@@ -23,7 +23,7 @@ def train(
     context: typer.Context,
     model: str,
     files: list[str],
-    rules: Path = Path(),
+    rules: GivenRules = Path(),
     *,
     read_as: Reading,
     out: Path | None = None,

@@ -62,7 +62,7 @@ class ThroughputRow:
 
     @property
     def pays(self) -> bool:
-        return self.speedup_low > 1.0
+        return self.speedup_low > 1.0 and self.token_reduction > 0.0  # without merges it is noise
 
     @property
     def label(self) -> str:
