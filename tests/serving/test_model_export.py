@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.engines import ENGINES
 from support.command_line import Umim, console, document, run_main
+from support.faulty_disk import PAGE
 from support.ngram_oracle import units_of
 from support.processes import ROOT, output_of
 from support.tiny_models import random_backbone
@@ -280,6 +281,13 @@ def test_adapters_are_written_for_the_one_engine_that_applies_them(
     (out / ADAPTERS).write_bytes((out / ADAPTERS).read_bytes()[:-1])
     with pytest.raises(ArtifactError, match="SHA-256"):
         read_adapters(out)
+
+
+def test_a_disk_that_fills_is_named(tiny_umim: UMIM, small_disk: Callable[[int], Path]) -> None:
+    out = small_disk(4 * PAGE) / "model"  # the tokenizer fits, the weights do not
+    with pytest.raises(ArtifactError, match="must be writable; got No space left"):
+        export_model(tiny_umim, tiny_umim.rules, out)
+    assert list(out.parent.iterdir()) == []
 
 
 def test_an_export_loads_no_deepspeed_and_says_nothing_of_it(

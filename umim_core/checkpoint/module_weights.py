@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -31,14 +31,20 @@ Shape = tuple[int, ...]
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    try:
+    with refused_tensors(tensors.values(), path):
         save_file(tensors, path)
+
+
+@contextmanager
+def refused_tensors(tensors: Iterable[torch.Tensor], path: Path) -> Iterator[None]:
+    """Raise what the disk refuses of these tensors as an error of their file or folder."""
+    try:
+        yield
     except SafetensorError as error:
         _, refused, reason = str(error).rpartition("I/O error: ")
         if not refused:
             raise
-        size = sum(value.nbytes for value in tensors.values())
-        raise unwritable(path, size, OSError(reason)) from error
+        raise unwritable(path, sum(one.nbytes for one in tensors), OSError(reason)) from error
 
 
 def write_module(module: nn.Module, path: Path) -> None:

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import frozen_twin
 from umim_core.checkpoint.checkpoint_files import CheckpointConfig
+from umim_core.checkpoint.module_weights import refused_tensors
 from umim_core.config.form import SAFE_RAW_TAIL, check_raw_tail
 from umim_core.errors import BackboneError, ConfigError, require
 from umim_core.model.umim import UMIM
@@ -91,11 +92,11 @@ def export_model(
     _check(backbone, model, rows[:_PROBE])
 
     def write(directory: Path) -> None:
-        with _without_deepspeed():
+        tokenizer.save_pretrained(directory)  # first: of a full disk it raises a bare Exception
+        with _without_deepspeed(), refused_tensors(model.parameters(), directory):
             model.save_pretrained(directory)
         for weights in directory.glob("*.safetensors"):
             weights.chmod(0o644)  # left to the owner alone, but an engine may be another user
-        tokenizer.save_pretrained(directory)
         if (adapters := umim.module.adapters) is not None:
             write_adapters(directory, adapters, backbone.model.config.model_type)
         spans.write(directory)
