@@ -14,17 +14,21 @@ from umim_core.errors import ConfigError
 
 BOMB = "".join(f"  - &l{n} [{','.join([f'*l{n - 1}'] * 10) if n else 'x'}]\n" for n in range(9))
 CHAIN = "".join(f"k{n}: &k{n} {{x: *k{n - 1}, y: *k{n - 1}}}\n" for n in range(1, 17))
+MERGES = "".join(f"k{n}: &k{n} {{<<: [{f'*k{n - 1}, ' * 10}]}}\n" for n in range(1, 17))
 HOSTILE = {
     # name: (text, what the error says)
     "anchors": (f"name: s\ncells:\n{BOMB}", "corpus: Field required"),
     "anchors in mappings": (f"k0: &k0 {{b: 1}}\n{CHAIN}", "Field required"),
     "merged anchors": (f"k0: &k0 {{b: 1}}\n{CHAIN.replace('x:', '<<:')}", "Field required"),
+    "lists of merged anchors": (f"k0: &k0 {{b: 1}}\n{MERGES}", "Field required"),
+    "aliases": (f"a: &a b\nc: [{'*a, ' * 257}]\n", "must hold 256 aliases at most"),
     "an anchor in itself": ("name: &a [*a]\n", "name: Input should be a valid string"),
     "brackets": ("name: " + "[" * 3_000 + "]" * 3_000, "values nested too deeply"),
     "open brackets": ("name: " + "[" * 200_000, "values nested too deeply"),
     "digits": (f"seed: {'9' * 5_001}\n", "must be YAML; got .* 5001 digits"),
-    "a python tag": ("name: !!python/object/apply:os.system [exit]\n", "could not determine"),
-    "a tag of no value": ("seed: !!int x\n", "must be YAML; got invalid literal"),
+    "a python tag": ("name: !!python/object/apply:os.system [exit]\n", "tags are not read"),
+    "a tag of an empty number": ('seed: !!int ""\n', "tags are not read"),
+    "a tag of no value": ("seed: !!int x\n", "tags are not read"),
     "a merge of no mapping": ("a: &a [b]\nc: {<<: *a}\n", "line 1, column 8: .* a mapping"),
     "a merge with itself": ("a: &a {<<: *a}\n", "Field required"),
     "two merges": ("a: &a {b: 1}\nc: {<<: *a, <<: *a}\n", "<< is given twice"),

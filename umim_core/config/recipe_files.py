@@ -17,6 +17,7 @@ from umim_core.store.disk import read_bytes
 
 AnyRecipe = Recipe | TableRecipe | AdaptationRecipe
 _MAX_BYTES: Final = 1 << 18
+_MAX_ALIASES: Final = 256
 _TAG: Final = "tag:yaml.org,2002:"
 _MERGE: Final = f"{_TAG}merge"
 _OLD_NUMBER: Final = "!old-number"
@@ -35,6 +36,8 @@ _WORDS: Final = {
 
 
 class _Loader(yaml.SafeLoader):
+    aliases = 0
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Read a mapping; its keys are words, each given once."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -49,6 +52,22 @@ class _Loader(yaml.SafeLoader):
             key.tag = _MERGE if key.tag == _MERGE else f"{_TAG}str"
         return node
 
+    def fetch_tag(self) -> NoReturn:
+        mark = self.get_mark()
+        raise yaml.MarkedYAMLError(problem="tags are not read: leave it out", problem_mark=mark)
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
+        if self.check_event(yaml.AliasEvent):
+            self.aliases += 1
+            if self.aliases > _MAX_ALIASES:
+                _refuse(self.peek_event(), f"a file must hold {_MAX_ALIASES} aliases at most")
+        return super().compose_node(parent, index)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Write out `<<`, each key once: of mappings in mappings they would multiply."""
+        super().flatten_mapping(node)
+        node.value = list({key.value: (key, value) for key, value in node.value}.values())
+
     def construct_old_number(self, node: yaml.ScalarNode) -> NoReturn:
         rule = f"{node.value[:99]} is one number in YAML 1.1 and another or text in 1.2: "
         _refuse(node, rule + "write it in decimal digits, or in quotes for text")
@@ -60,7 +79,7 @@ for _tag, _shape in _WORDS.items():
 _Loader.add_constructor(_OLD_NUMBER, _Loader.construct_old_number)
 
 
-def _refuse(node: yaml.Node, rule: str) -> NoReturn:
+def _refuse(node: yaml.Node | yaml.Event, rule: str) -> NoReturn:
     raise yaml.MarkedYAMLError(problem=rule, problem_mark=node.start_mark)
 
 
