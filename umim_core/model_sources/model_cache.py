@@ -9,7 +9,7 @@
         manifest.json                        licence, origin, sizes and digests
 
 Each is made once, by one process, and is whole or not there at all. A look at sizes costs under a
-millisecond; what is damaged is made again. Other weights are told by the backbone's identity.
+millisecond; what has another size is made again. Other weights are told by the backbone's identity.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class Gateway(guard.ApiServer):
         super().__init__(guard.ServerMetrics(), limits)
         self._reader = PromptReader(tokenizer, merger.roles)
         self._merger = merger
-        # Engines show no special token: marks that are some would be lost.
-        self._call_marks = None if (marks := call_marks(tokenizer)) else marks
+        special = call_marks(tokenizer)  # an engine shows no special token: such marks are lost
+        self._call_marks = None if special else special
         self._models: dict[str, int | None] = {}  # how many tokens each has room for, if it says so
         self._known_until = 0.0
         first, count = merger.vocab_size, len(merger.rules)
