@@ -172,6 +172,7 @@ def test_a_field_out_of_bounds_is_named(
         ),
         (changed("corpus.parts.a.licens", "", MIXTURE), "Did you mean 'licence'?"),
         (changed("cells.0.depht", 1), "Did you mean 'depth'?"),
+        (GOOD | {"distill": {"max_stesp": 5}}, "Did you mean 'max_steps'?"),
         (GOOD | {"max_step": 5}, "'max_steps' is a field of distill, adapt.sft, adapt.dpo."),
         (changed("distill.seed", 5), "'seed' is a field of the recipe itself, corpus."),
         (changed("distill.sed", 5), "'seed' is a field of the recipe itself, corpus."),

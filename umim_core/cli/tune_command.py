@@ -91,12 +91,14 @@ def tune(
     found = left.lines()
     remedy = "Log other requests, or name a model with a chat template."
     require(bool(rows), CorpusError, rule, "; ".join(found) or "none", remedy)
+    for line in left.lines("not counted: "):  # before hours of training
+        typer.echo(line, err=True)
     options = TuneOptions(job, merging, spans, longest)
     began = time.monotonic()
     with shared.resumable():
         compared = tune_checkpoint(rows, options, target.directory)
     document = {**asdict(compared), "left_out": dict(left.reasons)}
-    lines = [*left.lines("not counted: "), *_lines(compared, time.monotonic() - began)]
+    lines = _lines(compared, time.monotonic() - began)
     place, checkpoint = target.directory, target.directory / "checkpoint"
     export: list[str] = []
     with suppress(ConfigError):  # other engines do not read every checkpoint

@@ -62,7 +62,14 @@ def validated(
     try:
         return (read or model.model_validate)(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first, *others = error.errors(include_url=False)
+        if first["type"] == "missing":  # under another name, perhaps
+            *outer, name = first["loc"]
+            unknown = (one for one in others if one["type"] == "extra_forbidden")
+            beside = {
+                str(one["loc"][-1])[:99]: one for one in unknown if [*one["loc"][:-1]] == outer
+            }
+            first = next((beside[x] for x in get_close_matches(str(name), beside)), first)
         where, context = ".".join(str(part)[:99] for part in first["loc"]), first.get("ctx", {})
         said, value, remedy = first["msg"].removeprefix("Value error, "), first["input"], ""
         rule = f"{where}: {said}".removeprefix(": ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,12 @@ from umim_core.text.roles import MESSAGE_ROLES, Role
 from umim_core.text.template_process import render_chat
 from umim_core.text.token_ids import encode
 from umim_core.text.tokens import PIECE_CHARS, tokenize_parts
-from umim_core.traffic.requests import Left, Message, Request, dumped
+from umim_core.traffic.requests import TOOLS_AS_TEXT, Left, Message, Request, dumped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _Written = tuple[NDArray[np.int64], Parts, NDArray[np.int64]]
-_NO_TOOLS: Final = "tools written into the system prompt: the model's template knows none"
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def _written(
         if (plain, replied) == (messages, answer):
             raise
         row = encoded(plain, replied, None)
-    left.add(_NO_TOOLS, request.place)
+    left.add(TOOLS_AS_TEXT, request.place)
     return row
 
 

@@ -55,6 +55,7 @@ _SPEAKERS: Final = {  # of ShareGPT's turns, besides names of roles
     **{"human": "user", "gpt": "assistant", "function_call": "assistant"},
     **{"observation": "tool", "function_response": "tool"},
 }
+TOOLS_AS_TEXT: Final = "tools written into the system prompt: the model's template knows none"
 _OF_ITEMS: Final = {"role", "call_id"}  # fields that tell items of a request from other data
 _ANSWERS: Final = ("choices", "output")  # fields of a response, in chats and in the newer form
 
@@ -92,7 +93,7 @@ class Request:
 
 @dataclass
 class Left:
-    """What of a log is not counted: how often, by its reason, and the place of the first."""
+    """What of a log is not counted, or otherwise: how often, by its reason, and the first place."""
 
     reasons: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
@@ -104,7 +105,8 @@ class Left:
     def lines(self, before: str = "") -> list[str]:
         """Return what is told of it, without any of the text."""
         return [
-            f"{before}{count:,} x {reason} (first: {self.first[reason]})"
+            f"{'' if reason == TOOLS_AS_TEXT else before}{count:,} x {reason} "
+            f"(first: {self.first[reason]})"
             for reason, count in self.reasons.items()
         ]
 
