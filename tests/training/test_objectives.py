@@ -34,6 +34,7 @@ from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import spread_rows
+from umim_core.text.tokens import IDS as IDS_FILE
 from umim_core.training import objectives
 from umim_core.training.objectives import (
     PreferenceObjective,
@@ -268,6 +269,20 @@ def test_a_corpus_is_read_from_its_files_and_never_copied(tmp_path: Path) -> Non
         assert found == np.arange(20).reshape(5, 4).tolist()
     with pytest.raises(ArtifactError, match=r"must be an \.npy array"):
         TokenRows.load(tmp_path / "gone", 4)
+
+
+@pytest.mark.parametrize(("altered", "size"), [(-1, 23), (23, 23), (1 << 18, None)])
+def test_an_altered_token_file_is_refused_before_its_ids_are_read_by(
+    tmp_path: Path, altered: int, size: int | None
+) -> None:
+    write_documents(tmp_path / "corpus", np.arange(23))
+    ids = np.load(tmp_path / "corpus" / IDS_FILE)
+    ids[6] = altered
+    np.save(tmp_path / "corpus" / IDS_FILE, ids)
+    rows = TokenRows.load(tmp_path / "corpus", 4, *([] if size is None else [size]))
+    assert rows.row(0).tolist() == [0, 1, 2, 3]
+    with pytest.raises(ArtifactError, match=f"ids must lie between 0 and .*; got row 1: {altered}"):
+        rows.row(1)
 
 
 @pytest.mark.parametrize(

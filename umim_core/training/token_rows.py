@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from umim_core.errors import ArtifactError
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher, Parts, segment_parts
 from umim_core.store.arrays import open_array, save_array
-from umim_core.text.token_ids import AnyInts, flat
+from umim_core.text.token_ids import MAX_TOKEN_ID, AnyInts, flat, id_array
 from umim_core.text.tokens import IDS, TokenFiles
 
 _ARRAYS = ("ids", "offsets", "parts", "replies")
@@ -28,12 +29,14 @@ class TokenRows:
         parts: What rules may be applied to [P, 3] (int64): row, first token in it, end; in order.
             Each part is cut on its own; everything else stays raw.
         replies: Where in each row a reply begins [B] (int64); empty where rows have none.
+        size: Ids that are known; a row of a file that was altered may hold others, and is refused.
     """
 
     ids: AnyInts
     offsets: NDArray[np.int64]
     parts: NDArray[np.int64]
     replies: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    size: int = MAX_TOKEN_ID + 1
 
     @classmethod
     def of_segments(cls, stream: AnyInts, length: int) -> TokenRows:
@@ -62,7 +65,9 @@ class TokenRows:
         return len(self.offsets) - 1
 
     def row(self, index: int) -> NDArray[np.integer]:
-        return self.ids[int(self.offsets[index]) : int(self.offsets[index + 1])]
+        ids = self.ids[int(self.offsets[index]) : int(self.offsets[index + 1])]
+        id_array(ids, self.size, f"row {index}: ", ArtifactError)  # embeddings are read by them
+        return ids
 
     def parts_of(self, index: int) -> Parts:
         """Return the parts of a row, as (first token, end)."""
@@ -78,16 +83,18 @@ class TokenRows:
             save_array(directory / f"{name}.npy", getattr(self, name))
 
     @classmethod
-    def load(cls, place: Path, length: int) -> TokenRows:
+    def load(cls, place: Path, length: int, size: int = MAX_TOKEN_ID + 1) -> TokenRows:
         """Map rows that :meth:`save` wrote, or a corpus in rows of ``length`` tokens.
 
-        The corpus is a folder of token files, or an array of ids.
+        The corpus is a folder of token files, or an array of ids; ids lie below ``size``.
         """
         if place.is_file():
-            return cls.of_segments(open_array(place), length)
-        if (place / IDS).is_file():
-            return cls.of_segments(TokenFiles.open(place).ids, length)
-        return cls(*(open_array(place / f"{name}.npy") for name in _ARRAYS))
+            rows = cls.of_segments(open_array(place), length)
+        elif (place / IDS).is_file():
+            rows = cls.of_segments(TokenFiles.open(place).ids, length)
+        else:
+            rows = cls(*(open_array(place / f"{name}.npy") for name in _ARRAYS))
+        return replace(rows, size=size)
 
 
 def _beginnings(merge_until: NDArray[np.int64]) -> NDArray[np.int64]:

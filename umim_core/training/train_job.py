@@ -138,7 +138,8 @@ def make_objective(
         if not is_fast:
             logger.info("products are in float32: this processor has no instructions for bfloat16")
         train_rows, valid_rows = (
-            TokenRows.load(Path(rows), job.max_tokens) for rows in (job.train, job.valid)
+            TokenRows.load(Path(rows), job.max_tokens, model.backbone.vocab_size)
+            for rows in (job.train, job.valid)
         )
         bf16 = config.bf16 and is_fast
         return DistillObjective(
