@@ -56,11 +56,12 @@ class _Loader(yaml.SafeLoader):
         mark = self.get_mark()
         raise yaml.MarkedYAMLError(problem="tags are not read: leave it out", problem_mark=mark)
 
-    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             self.aliases += 1
             if self.aliases > _MAX_ALIASES:
-                _refuse(self.peek_event(), f"a file must hold {_MAX_ALIASES} aliases at most")
+                rule = f"a file must hold {_MAX_ALIASES} aliases at most"
+                raise yaml.MarkedYAMLError(problem=rule, problem_mark=self.get_mark())
         return super().compose_node(parent, index)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
@@ -79,7 +80,7 @@ for _tag, _shape in _WORDS.items():
 _Loader.add_constructor(_OLD_NUMBER, _Loader.construct_old_number)
 
 
-def _refuse(node: yaml.Node | yaml.Event, rule: str) -> NoReturn:
+def _refuse(node: yaml.Node, rule: str) -> NoReturn:
     raise yaml.MarkedYAMLError(problem=rule, problem_mark=node.start_mark)
 
 

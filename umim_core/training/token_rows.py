@@ -93,7 +93,8 @@ class TokenRows:
         elif (place / IDS).is_file():
             rows = cls.of_segments(TokenFiles.open(place).ids, length)
         else:
-            rows = cls(*(open_array(place / f"{name}.npy") for name in _ARRAYS))
+            ids, offsets, parts, replies = (open_array(place / f"{name}.npy") for name in _ARRAYS)
+            rows = cls(ids, offsets, parts, replies)
         return replace(rows, size=size)
 
 
