@@ -132,6 +132,7 @@ def test_idle_connections_make_room_for_requests(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "most_connections", lambda: 8)
+    monkeypatch.setattr(connections, "_WRITE_SECONDS", 30.0)  # readers of the module are hasty
     app = guarded([Route("/endless", streamed)], None, ServerMetrics())
     with in_thread(app) as url, ExitStack() as stack:
         idle = [stack.enter_context(connected(url)) for _ in range(50)]
