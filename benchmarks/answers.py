@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from statistics import mean
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import yaml
 
@@ -29,8 +29,7 @@ from benchmarks.answering import ASKED, CHECKPOINT_OPTIONS, RAW_TAIL, answer, an
 from benchmarks.runner import Benchmark, Report
 from umim_core import UMIM
 
-Half = Literal["choose", "report"]
-HALVES: Final[tuple[Half, ...]] = ("choose", "report")
+HALVES: Final = ("choose", "report")
 LISTS: Final = ("chats", "documents")
 CHATS: Final = 280  # of a half
 DOCUMENTS: Final = 120
@@ -52,7 +51,7 @@ class Question:
         return any(re.search(rf"\b{re.escape(key)}\b", answer.lower()) for key in self.keys)
 
 
-def questions(which: str, half: Half) -> list[Question]:
+def questions(which: str, half: str) -> list[Question]:
     """Return the questions of one list, ``chats`` or ``documents``, of one half."""
     tables = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))[half]
     draw = random.Random(f"{which} {half}")  # of a text: the same draws on every machine

@@ -26,6 +26,7 @@ the view of the cache grows with every token: there are none, and launches bound
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,14 +34,15 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import LlamaConfig
 
-from benchmarks.distillation import LIGER, OURS, PLAIN, Result, Shape, StepBatch, loss_sides
 from benchmarks.engine import merging_share
 from benchmarks.runner import Benchmark, Gates, Report, alternate, device_name, save, spread
 from benchmarks.subjects import Ids, Subject, llama_config, random_backbone, random_subject
@@ -56,13 +58,17 @@ from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward
 from umim_core.inference.prefix_store import PrefixStore
 from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput.break_even import Phase, ThroughputRow
 from umim_core.throughput.roofline import ForwardCost, Roofline, measure_bandwidth, measure_peak
 from umim_core.throughput.throughput import EVERYWHERE, FixedSpans, measure_throughput, peak_bytes
+from umim_core.training.loss import DEFAULT_CHUNK, distill_loss
 from umim_core.training.step import DistillModel, step_memory
 
+OURS, PLAIN, LIGER = "ours", "plain", "Liger"
+HAS_LIGER: Final = importlib.util.find_spec("liger_kernel") is not None
 LIMIT: Final = 360.0  # seconds of a run
 UNTIL: Final = {  # seconds that a part may last to, from the beginning of the run
     "exactness": 36.0,
@@ -89,13 +95,23 @@ LLAMA_8B: Final = partial(
     LLAMA_1B, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32, head_dim=128,
     tie_word_embeddings=False,
 )  # fmt: skip
-_LLAMA_8B_HEAD: Final = Shape(8192, 4096, 128_256)
 _FEW_LAYERS: Final = partial(LLAMA_1B, num_hidden_layers=4, vocab_size=64)
 _SMALL: Final = partial(
     _FEW_LAYERS, hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=8,
     num_attention_heads=4, num_key_value_heads=2,
 )  # fmt: skip
 Config = Callable[[int], LlamaConfig]  # of a number of positions
+Result = tuple[float, Tensor]  # mean loss, gradient
+Side = Callable[[], Result]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Aligned rows R, hidden size d and vocabulary V of a loss."""
+
+    rows: int
+    hidden: int
+    vocab: int
 
 
 @dataclass(frozen=True)
@@ -105,7 +121,7 @@ class Sizes:
     exact: Config = _FEW_LAYERS
     engine: Config = LLAMA_8B
     step: Config = LLAMA_1B
-    head: Shape = _LLAMA_8B_HEAD
+    head: Shape = Shape(8192, 4096, 128_256)  # of Llama-3.1-8B
     prefill: tuple[int, ...] = (1024, 4096, 16_384, 32_768)
     reductions: tuple[float, ...] = (0.2, 0.4, 0.6)
     decode: tuple[int, ...] = (1, 16, 64)  # rows behind prompts of prefill[0]
@@ -319,6 +335,85 @@ def answer(engine: Engine, prompts: list[Ids], new: int, most: int) -> tuple[flo
     return time.perf_counter() - began, first
 
 
+def loss_sides(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, Side]:
+    """Return every side's mean KL(teacher || student) and its gradient by the student [R, d]."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, device=device)
+
+    weight = (normal(shape.vocab, shape.hidden) * (2.0 * shape.hidden**-0.5)).to(dtype)
+    states = normal(shape.rows, shape.hidden)
+    student = (states + 0.3 * normal(shape.rows, shape.hidden)).to(dtype)
+    teacher = states.to(dtype)
+
+    def side(mean: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Side:
+        """Return the loss to show, and the gradient of the loss to train by."""
+
+        def run() -> Result:
+            leaf = student.clone().requires_grad_()
+            shown, loss = mean(leaf)
+            (gradient,) = torch.autograd.grad(loss, leaf)
+            return float(shown.detach()), gradient
+
+        return run
+
+    def ours(leaf: Tensor) -> tuple[Tensor, Tensor]:
+        head = SimpleNamespace(head_weight=weight, head_bias=None)
+        loss = distill_loss(leaf, teacher, head)
+        return loss.kl / shape.rows, loss.total / shape.rows
+
+    def plain(leaf: Tensor) -> tuple[Tensor, Tensor]:
+        """Hold all logits of both, as one writes it first."""
+        logs = [F.linear(states, weight).float().log_softmax(-1) for states in (leaf, teacher)]
+        loss = F.kl_div(*logs, reduction="sum", log_target=True) / shape.rows
+        return loss, loss
+
+    def liger(leaf: Tensor) -> tuple[Tensor, Tensor]:
+        from liger_kernel.chunked_loss.jsd_loss import LigerFusedLinearJSDFunction
+
+        labels = torch.zeros(shape.rows, dtype=torch.int64, device=device)
+        head = (leaf, weight, teacher, weight, labels, None, None)
+        on_gpu = device.type != "cpu"  # there it is compiled, as its authors mean it
+        options = (0.0, 1.0, 0.0, -100, 1.0, on_gpu, DEFAULT_CHUNK["gpu" if on_gpu else "cpu"])
+        loss = LigerFusedLinearJSDFunction.apply(*head, *options)
+        return loss, loss
+
+    found = {OURS: side(ours), PLAIN: side(plain)}
+    return found | ({LIGER: side(liger)} if HAS_LIGER else {})
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """Rows, cut into units, and what trains on them."""
+
+    model: DistillModel
+    rows: list[Ids]
+    cuts: list[Segmentation]
+
+    def step(self) -> Result:
+        """Return the mean KL of a step and the gradient of the module's weights."""
+        loss = self.model(self.rows, self.cuts)
+        parameters = list(self.model.module.parameters())
+        gradients = torch.autograd.grad(loss.total / loss.weight, parameters)
+        return float(loss.kl) / loss.weight, torch.cat([part.flatten() for part in gradients])
+
+    def flops(self) -> float:
+        """Return the work of a step's products, those of the merge module left out: they are few.
+
+        A teacher forward, the student's and its gradient by the inputs, causal attention, and three
+        products with the head.
+        """
+        shape = BackboneShape.of_model(self.model.backbone.model)
+        raw = sum(map(len, self.rows))
+        units = sum(len(starts) for starts, _ in self.cuts)
+        # The student's rows are shorter.
+        per_unit = 2.0 * shape.layers * shape.query_width * len(self.rows[0])
+        attention = per_unit * raw + 3.0 * per_unit * units**2 / raw
+        products = shape.block_weights * (2.0 * raw + 4.0 * units)
+        return products + attention + 6.0 * units * shape.head_weights
+
+
 def random_batch(sizes: Sizes, device: torch.device) -> StepBatch:
     config = sizes.step(sizes.step_length)
     backbone = random_backbone(config, dtype="bfloat16", device=device)
@@ -389,6 +484,8 @@ def measure(options: argparse.Namespace, report: Report) -> None:
     run.part("pool", parts.pool_settings(), parts.pool)
     step = partial(distillation, sizes, device, flops)
     run.part("distillation", product(["loss", "step"]), step)
+    errors = [gate[2] for name, gate in gates(report).items() if name.endswith("error")]
+    report["equal"] = all(errors)
 
 
 def gates(report: Report) -> Gates:
@@ -419,7 +516,6 @@ BENCHMARK: Final = Benchmark(
     options={"tiny": {"action": "store_true"}},
     measure=measure,
     gates=gates,
-    equal=("error",),
 )
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.runner import Benchmark, Gates, Report, alternate, ratio, spread, timed
+from benchmarks.runner import Benchmark, Gates, Report, alternate, rate, ratio, spread, timed
 from benchmarks.subjects import EMBEDDED, SEGMENT, Ids, ids_file, open_ids, whole_segments
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
@@ -96,11 +96,8 @@ def compare(
     figures = sizes_of(rules)
     figures["merged_spans"] = len(spans[LOOP])
     figures["sides"] = {
-        name: {
-            "seconds": spread(seconds[name]),
-            "tokens_per_s": len(ids) / spread(seconds[name])["median"],
-            **({} if name == OURS else {"ratio": ratio(seconds, name, OURS)}),
-        }
+        name: rate(seconds[name], len(ids))
+        | ({} if name == OURS else {"ratio": ratio(seconds, name, OURS)})
         for name in sides
     }
     figures["tokenizing_share"] = ratio(seconds, OURS, TOKENIZER)

@@ -33,8 +33,8 @@ from benchmarks.runner import (
     alternate,
     fresh,
     memory_of,
+    rate,
     ratio,
-    spread,
 )
 from benchmarks.subjects import SEGMENT, ids_file, open_ids, whole_segments
 from umim_core.config.rule_options import RuleOptions
@@ -168,12 +168,7 @@ def compare(sides: dict[str, Side], tokens: int, rounds: int) -> Report:
         "rules": {str(n): len(counts) for n, (_, counts) in first.items()},
         "same": equal,
         "sides": {
-            name: {
-                "cores": side.cores,
-                "tokens": tokens,
-                "seconds": spread(seconds[name]),
-                "tokens_per_s": tokens / spread(seconds[name])["median"],
-            }
+            name: {"cores": side.cores, "tokens": tokens, **rate(seconds[name], tokens)}
             for name, side in sides.items()
         },
         "ratios": {

@@ -29,9 +29,7 @@ from umim_core.evaluation.text_metrics import code_tests
 from umim_core.text.documents import read_objects
 
 _ENDS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of a function of HumanEval
-_ASKED: Final = (
-    "\nPlease reason step by step, and end with the line: The answer is <number>."  # GSM8K
-)
+_ASKED: Final = "\nPlease reason step by step, and end with the line: The answer is <number>."
 _NUMBER: Final = r"-?\$?\d[\d,]*(?:\.\d+)?"
 _NAMED: Final = re.compile(rf"(?i)answer is[^\d\n-]{{0,12}}({_NUMBER})")
 Row = Mapping[str, Any]

@@ -51,15 +51,13 @@ class Benchmark:
     """A benchmark as a command; results, and their page, go by the name of its module.
 
     ``measure`` fills the report, and may :func:`save` it on the way; ``options`` are those of
-    :func:`parse`, on top of ``--out`` and ``--commit``. Whether all sides gave the same results say
-    ``measure``, in the report's ``equal``, and the gates whose names end as ``equal`` does; of
-    ``libraries`` the versions are recorded.
+    :func:`parse`, on top of ``--out`` and ``--commit``. The report's ``equal`` says whether all
+    sides gave the same results; of ``libraries`` the versions are recorded.
     """
 
     measure: Callable[[argparse.Namespace, Report], None]
     options: Mapping[str, object]
     gates: Callable[[Report], Gates] | None = None
-    equal: tuple[str, ...] = ()
     libraries: Sequence[str] = ("numpy", "torch", "transformers")
 
     def main(self, arguments: list[str] | None = None) -> int:
@@ -76,9 +74,7 @@ class Benchmark:
             _check_paths(options)
             self.measure(options, report)
         if self.gates is not None:
-            gates = report["gates"] = self.gates(report)
-            same = [gate[2] for name, gate in gates.items() if name.endswith(self.equal)]
-            report["equal"] = all(same) and report.get("equal", bool(same))
+            report["gates"] = self.gates(report)
         # Not in the processes that are measured: it draws.
         from docs.make.results import benchmark_page, documents_of
 
@@ -178,6 +174,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     """Return median, quartiles (``low``, ``high``) and number of measurements; at least one."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return {"median": float(median), "low": float(low), "high": float(high), "runs": len(values)}
+
+
+def rate(seconds: Sequence[float], tokens: int) -> Report:
+    """Return seconds, and so many tokens of each run a second."""
+    taken = spread(seconds)
+    return {"seconds": taken, "tokens_per_s": tokens / taken["median"]}
 
 
 def ratio(seconds: Mapping[str, Sequence[float]], of: str, to: str) -> dict[str, float]:

@@ -64,6 +64,7 @@ ASSETS: Final = ROOT / "umim_core" / "embedded" / "assets"
 SUMS: Final = ROOT / "tests" / "embedded" / "assets.sha256"
 MAX_RULES_BYTES: Final = 4 << 20
 _ROUNDING_ROWS: Final = 8
+_REMEDY: Final = "Name the recipe that was run, as it was then, and run it with this code."
 T = TypeVar("T")
 
 
@@ -79,8 +80,7 @@ class FinishedRun(Planner):
         place = self.site.root / spec.name / spec.key
         rule = f"the recipe {self.recipe.name} must have been run to its end as it is now"
         found = f"no stage {spec.name} of {label or self.recipe.name}"
-        remedy = "Name the recipe that was run, as it was then, and run it with this code."
-        require(place.is_dir(), ConfigError, rule, found, remedy)
+        require(place.is_dir(), ConfigError, rule, found, _REMEDY)
         return Artifact.of(
             place, read_manifest(place, kind="stage", schema=STAGE_SCHEMA, verify=False)
         )
@@ -91,14 +91,10 @@ def found(checkpoint: Path, recipe: Recipe) -> tuple[Result, parts.Sources]:
     run: Any = FinishedRun(recipe, checkpoint.parents[2])
     sources, results = parts.train(run)
     parts.evaluate(run, sources, results)
-    for result in results:
-        if result.settings[WT].path == checkpoint.parent:
-            return result, sources
-    raise ConfigError(
-        f"a cell of the recipe {recipe.name} must have made the checkpoint",
-        str(checkpoint),
-        "Name the recipe that was run, as it was then.",
-    )
+    made = [result for result in results if result.settings[WT].path == checkpoint.parent]
+    rule = f"a cell of the recipe {recipe.name} must have made the checkpoint"
+    require(bool(made), ConfigError, rule, str(checkpoint), _REMEDY)
+    return made[0], sources
 
 
 def store(

@@ -7,20 +7,20 @@ import re
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from docs.make.document import RESULTS, ROOT, Document
-from docs.make.results import TEMPLATES, adaptation_summary, read_results
+from docs.make.results import TEMPLATES, adaptation_summary
 from tasks.report.comparison import comparison, summary
 from tasks.report.render import Report, environment, page, table_markdown
 from tasks.report.report import ReportData
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.recipe_files import read_recipe_file
 from umim_core.model.compression import compress_text
-from umim_core.store.artifacts import directory_digest, json_digest
+from umim_core.store.artifacts import directory_digest, json_digest, read_json
 
 _PRINTED: Final = ROOT / "infra" / "paper_tables"
 _UMIM: Final = "Merge Module"  # as the paper calls it
@@ -31,8 +31,6 @@ _TEXT: Final = (
     "the history of science. In order to be able to take part, students had to read a number of "
     "books at the beginning of the year, and most of them did so as soon as possible."
 )
-
-
 _GREY: Final = (152, 152, 152)
 # Of the picture: colours of the HTML view where a style has one, light under black.
 _TERMINAL: Final = TerminalTheme(
@@ -44,8 +42,8 @@ _TERMINAL: Final = TerminalTheme(
 _REMOTE_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
-def _read(name: str) -> Report:
-    return read_results(RESULTS / f"{name}.json")
+def _read(name: str) -> Any:
+    return read_json(RESULTS / f"{name}.json")
 
 
 def _tools(size: str) -> str:

@@ -1,13 +1,9 @@
-"""``docs/recipe-fields.md``, from the models that validate recipes."""
+"""``docs/recipe-fields.md``, from the JSON schemas of the models that validate recipes."""
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
-
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
+import json
+from typing import Any, Final
 
 from docs.make.document import ROOT, Document
 from umim_core.config.adaptation_recipe import AdaptationRecipe
@@ -22,7 +18,17 @@ to them. A recipe is a YAML file: `Recipe` for the pipeline, `TableRecipe` (`kin
 table of the paper, `AdaptationRecipe` (`kind: adaptation`) for the curves of one task. Fields
 without a default must be given; unknown fields are refused.
 """
-_BOUNDS: Final = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "length >="}
+_NAMES: Final = {"string": "text", "boolean": "true, false"}
+_BOUNDS: Final = {
+    "exclusiveMinimum": ">",
+    "minimum": ">=",
+    "exclusiveMaximum": "<",
+    "maximum": "<=",
+    "minLength": "length >=",
+    "minItems": "length >=",
+    "minProperties": "length >=",
+}
+_Schema = dict[str, Any]
 
 
 def documents() -> list[Document]:
@@ -30,74 +36,45 @@ def documents() -> list[Document]:
 
 
 def page() -> str:
-    models = dict.fromkeys(
-        model for root in (Recipe, TableRecipe, AdaptationRecipe) for model in _models(root)
+    models: dict[str, _Schema] = {}
+    for root in (Recipe, TableRecipe, AdaptationRecipe):
+        schema = root.model_json_schema()
+        models |= {root.__name__: schema} | schema["$defs"]
+    return _HEAD + "".join(_section(name, model) for name, model in models.items())
+
+
+def _section(name: str, model: _Schema) -> str:
+    summary = model.get("description", "").split("\n\n")[0].replace("\n", " ")
+    rows = "".join(
+        _row(field, schema, field in model.get("required", ()))
+        for field, schema in model["properties"].items()
     )
-    return _HEAD + "".join(_section(model) for model in models)
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the models of a type: itself, then those of its fields, depth first."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-        for field in annotation.model_fields.values():
-            yield from _models(field.annotation)
-    for part in get_args(annotation):
-        yield from _models(part)
-
-
-def _section(model: type[BaseModel]) -> str:
-    summary = (model.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
-    rows = "".join(_row(name, field) for name, field in model.model_fields.items())
     table = f"| field | type | default | meaning |\n| :-- | :-- | :-- | :-- |\n{rows}"
-    return f"\n## {model.__name__}\n{' '.join(summary.split())}\n\n{table}"
+    return f"\n## {name}\n{summary}\n\n{table}"
 
 
-def _row(name: str, field: FieldInfo) -> str:
-    bounds = [
-        f"{sign} {getattr(item, bound)}"
-        for item in field.metadata
-        for bound, sign in _BOUNDS.items()
-        if getattr(item, bound, None) is not None
-    ]
-    kind = ", ".join([_shown(field.annotation), *bounds])
-    default = (
-        "**required**"
-        if field.is_required()
-        else _default(field.get_default(call_default_factory=True))
-    )
-    cells = (f"`{name}`", kind, default, field.description or "")
+def _row(name: str, schema: _Schema, required: bool) -> str:
+    default = "its defaults" if "$ref" in schema else json.dumps(schema.get("default", {}))
+    if required:
+        default = "**required**"
+    cells = (f"`{name}`", _shown(schema), default, schema.get("description", ""))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def _default(value: object) -> str:
-    if isinstance(value, BaseModel):
-        return "its defaults"
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(str, value)) + "]"
-    return "{}" if value == {} else f"{value}" or '""'
-
-
-def _shown(annotation: Any) -> str:
-    """Return a type as YAML knows it."""
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _shown(args[0])
-    if origin is Literal:
-        return ", ".join(f"`{value}`" for value in args)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_shown(part) for part in args)
-    if origin is tuple:
-        return f"list of {_shown(args[0])}"
-    if origin is dict:
-        return f"mapping to {_shown(args[1])}"
-    if annotation is type(None):
-        return "null"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
-    names = {int: "integer", float: "number", str: "text", bool: "true, false"}
-    return names.get(annotation, str(annotation))
+def _shown(schema: _Schema) -> str:
+    """Return a type as YAML knows it, with its bounds."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if parts := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(map(_shown, parts))
+    if values := schema.get("enum") or [schema[key] for key in ("const",) if key in schema]:
+        return ", ".join(f"`{value}`" for value in values)
+    kind = schema.get("type")
+    if kind == "array":
+        kind = f"list of {_shown(schema['items'])}"
+    elif kind == "object":
+        kinds = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties")]
+        kind = f"mapping to {_shown(kinds[0])}"
+    bounds = [f"{sign} {schema[bound]}" for bound, sign in _BOUNDS.items() if bound in schema]
+    return _NAMES.get(kind, kind) + (f" ({', '.join(bounds)})" if bounds else "")

@@ -7,12 +7,11 @@ made. A figure ends with the digest of the results that it was drawn from.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from docs.make.document import RESULTS, ROOT, Document
 from tasks.report.ablation import FIGURES, ablation_page, figure_svg
@@ -21,7 +20,7 @@ from tasks.report.charts import Line, Panel, chart, svg_file
 from tasks.report.render import Report, environment, page
 from umim_core.adaptation.settings import ADAPTED, WT
 from umim_core.config.form import ModuleForm
-from umim_core.store.artifacts import sha256_file
+from umim_core.store.artifacts import read_json, sha256_file
 from umim_core.throughput.break_even import ThroughputRow, break_even
 
 PART_LABELS: Final = {
@@ -78,7 +77,7 @@ def documents(folder: Path = RESULTS) -> list[Document]:
 
 def documents_of(results: Path) -> list[Document]:
     """Return the page and the figures of a result file; nothing for a file of another kind."""
-    report = read_results(results)
+    report: Any = read_json(results)
     mark = f"<!-- results {sha256_file(results)} -->\n"
     figures: dict[str, Callable[[], str]] = {}
     further: list[Document] = []
@@ -155,7 +154,7 @@ def adaptation_summary() -> str:
     """Return the page with a row of every result file of an adaptation, at its lowest threshold."""
     files, shown = [], []
     for file in sorted(RESULTS.glob("adaptation-*.json")):
-        report = read_results(file)
+        report: Any = read_json(file)
         files.append({"name": report["name"], "stem": file.stem})
         for place in report["backbones"]:
             rows = adaptation_rows(place)
@@ -170,7 +169,8 @@ def missed_gates() -> str:
     """Return a line for every result file that misses a gate."""
     missed = []
     for file in sorted(RESULTS.glob("*.json")):
-        gates = read_results(file).get("gates", {})
+        report: Any = read_json(file)
+        gates = report.get("gates", {})
         own = {name: gate[:2] for name, gate in gates.items() if not gate[2]}
         if own:
             name = max(own, key=lambda name: _times_off(*own[name]))
@@ -184,8 +184,3 @@ def _times_off(value: float, limit: float) -> float:
     """Return how many times a value is above or below its limit."""
     low, high = sorted((value, limit))
     return high / low if low > 0 else float("inf")
-
-
-def read_results(path: Path) -> Report:
-    report: Report = json.loads(path.read_text(encoding="utf-8"))
-    return report

@@ -14,7 +14,7 @@ import torch
 from benchmarks import answers, engines, mining
 from benchmarks.answering import answer, answer_shorter, points, truncated
 from benchmarks.answers import HALVES, LISTS, Question, answer_all, questions, summary
-from benchmarks.distillation import HAS_LIGER, LIGER, OURS, PLAIN, Shape, loss_sides
+from benchmarks.gpu import HAS_LIGER, LIGER, OURS, PLAIN, Shape, loss_sides
 from benchmarks.matching import Spans, compare
 from benchmarks.mining import Counts, make_sides
 from benchmarks.problems import solves_function, solves_word_problem
@@ -127,9 +127,9 @@ def test_the_halves_share_no_sentence() -> None:
 
 @pytest.mark.parametrize("half", HALVES)
 def test_a_half_has_400_questions_and_documents_hold_their_answers(half: str) -> None:
-    asked = {which: questions(which, half) for which in LISTS}  # type: ignore[arg-type]
+    asked = {which: questions(which, half) for which in LISTS}
     assert {which: len(found) for which, found in asked.items()} == {"chats": 280, "documents": 120}
-    assert asked["chats"] == questions("chats", half)  # type: ignore[arg-type]
+    assert asked["chats"] == questions("chats", half)
     for question in asked["documents"]:
         assert question.accepts(question.text.rpartition("\n\n")[0])
 
