@@ -35,7 +35,8 @@ def test_a_value_is_one_short_printable_line(value: object) -> None:
     began = time.process_time()
     text = str(ConfigError("a rule", value, "A remedy."))
     assert time.process_time() - began < 1
-    assert len(text) < 1_500 and text.startswith("a rule; got ") and text.endswith(". A remedy.")
+    assert len(text) < 1_500 and text.startswith("a rule; got ")
+    assert text.endswith(". A remedy.")
     text.encode()
     assert text.isprintable()
 
@@ -51,8 +52,10 @@ def test_small_values_are_shown_as_they_are(value: object) -> None:
 def test_texts_are_cut_and_others_kept() -> None:
     assert str(ConfigError("a rule", "é" * 201)) == f"a rule; got {'é' * 200}..."
     assert str(ConfigError("\ud800 must be\x1b")) == r"\ud800 must be\x1b"
+    assert str(ConfigError("a rule", "", "Name one.")) == "a rule; got ''. Name one."
     assert str(ConfigError("a rule", Path("a b/x"))) == "a rule; got a b/x"
     assert ConfigError("a rule", DEEP).value is DEEP
+    assert str(ConfigError("a rule", "It broke.", "Mend it.")) == "a rule; got It broke. Mend it."
 
 
 def test_require_raises_what_it_is_told() -> None:

@@ -38,7 +38,9 @@ class UmimError(Exception):
     def reword(self, rule: str, remedy: str) -> None:
         """Say the same of the same value in other words."""
         self.rule, self.remedy = rule, remedy
-        message = f"{rule}{self._found}. {remedy}" if remedy else f"{rule}{self._found}"
+        message = f"{rule}{self._found}"
+        if remedy:  # what others say may end a sentence already
+            message += f" {remedy}" if message.endswith((".", "!", "?")) else f". {remedy}"
         self.args = (_UNPRINTABLE.sub(_escaped, message),)
 
 
@@ -67,7 +69,7 @@ def _shown(value: object) -> str:
     value = str(value) if isinstance(value, PurePath) else value
     text = str(value[: _MAX_VALUE_CHARS + 1]) if isinstance(value, str) else _SHORT.repr(value)
     cut = text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}..."
-    return _LINE_ENDS.sub(_escaped, cut)
+    return _LINE_ENDS.sub(_escaped, cut) or "''"  # a text of nothing would look like a fault
 
 
 def _escaped(match: re.Match[str]) -> str:

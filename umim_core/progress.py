@@ -11,13 +11,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+T = TypeVar("T")
 logger = logging.getLogger("umim.progress")
 _NOTE = "progress.json"
 _POLL_SECONDS = 0.5
@@ -171,6 +172,23 @@ def log_progress(text: str) -> Callable[[int, int], None]:
             logger.info("%s", line)
 
     return see
+
+
+def counted(
+    items: Iterable[T], what: str, size: Callable[[T], int] = lambda item: 1
+) -> Iterator[T]:
+    """Yield items; where they take longer than ten seconds, say how many there were so far.
+
+    ``size`` is what one of them counts, tokens of a piece say.
+    """
+    lines, began, total = ProgressLines(), time.monotonic(), 0
+    for item in items:
+        yield item
+        total += size(item)
+        if time.monotonic() - began < _SECOND_LINE:  # what is read sooner needs no line
+            continue
+        if line := lines.see(0, 0, f"{total:,} {what}"):
+            logger.info("%s", line)
 
 
 def duration(seconds: float) -> str:

@@ -22,6 +22,7 @@ from umim_core.cli.console_output import telling
 
 MINE = "mine a.txt --tokenizer tokenizer --out new"
 PRUNE = "prune checkpoint a.txt --out new"
+TRAIN = "train model a.txt --rules rules"
 SERVE = "serve --port 0"
 GATEWAY = f"{SERVE} --upstream http://127.0.0.1:1"
 # What a command says of a broken rule; each rule of the library stands once, at its owner.
@@ -47,19 +48,23 @@ REFUSED = {
     "generate w1 --stream --sample -n 2": "--samples cannot be streamed; got --samples 2",
     "generate w1 --show": "--json, which prints one document; got --show True",
     "generate w1 --stream": "--json, which prints one document; got --stream True",
-    "generate w1 --system w5": "--role need --chat; got --system w5. Leave them out.",
+    "generate w1 --system w5": "--role need --chat; got --system w5. Leave it out.",
     "generate w1 --chat --tools raw_tail": "error: raw_tail: the file must be readable",
     "generate w1 --role user": "--role need --chat; got --role ['user']",
     "generate w1 --merge none --budget 1": "--budget and --target-tr choose what merges; got --b",
-    "ppl a.txt -c checkpoint --device cuda:99": "device must be cpu",
+    "ppl a.txt -c checkpoint --segment-length 16 --device cuda:99": "device must be cpu",
     "ppl a.txt -c checkpoint --prompt --segment-length 8 --context 5": "must be at most 4 with --p",
     "ppl one.txt -c checkpoint": "at least two tokens of a document",
+    "ppl one.txt -c checkpoint --device cuda:99": "at least two tokens of a document",
+    "ppl a.txt -c checkpoint --segment-length 66": "windows must fit the 64 positions of ",
+    "fetch nope": "must be one of smollm2-135m-instruct; got nope. `umim fetch` lists them.",
     "ppl nosuch -c absent": "a corpus file must exist; got nosuch. Check the path; a data set of",
     "bench --lengths 256,many": "error: --lengths: Input should be a valid integer, un",
     "bench --batch-sizes 0": "error: --batch-sizes must be at least 1; got 0",
     "bench -c checkpoint --lengths 99": "new tokens must fit the backbone's 64 positions",
     "bench -c checkpoint --new-tokens 60 --device cpu": "a prompt 8 of the model's 64 positions; g",
     "path umim-docs-llama/..": "a name must be one of",
+    "path umim-smollm2-135m --part backbone": "It is a checkpoint, of the backbone smollm2-135m",
     "path umim-docs-llama --tasks": "NAME has no part in --tasks; got NAME umim-docs-llama",
     "init model": "--rules must be a rule directory; got nothing. Make one: umim mine",
     "init absent --rules rules --out rules/new": "an output directory must not lie in another res",
@@ -75,7 +80,9 @@ REFUSED = {
     "task-text umim_ruler_1k --tokenizer x --out a.txt": "the output file must not exist; got a.t",
     f"{MINE} --out old": "the output directory must not exist; got old",
     "mine a.txt --out new": "text needs a tokenizer; got none",
-    f"{MINE} --backbone x": "belong to the confidence policy; got --backbone x",
+    f"{MINE} --backbone x": "--backbone must come with --policy confidence; got --backbone x",
+    f"{MINE} --policy confidence": "--tokenizer must be left out with --policy confidence: the ba",
+    MINE.replace("a.txt", "empty.txt"): "non-empty document; got empty.txt. Check the names",
     f"{MINE} --tau 0": "error: --tau must be at least 1; got 0",
     "rules no-such": "rules must be a rule directory, a checkpoint or one of umim-docs-",
     "rules a.txt": "got a.txt, a file. Check the name, or make rules of texts: umim mine TEXTS --",
@@ -85,15 +92,22 @@ REFUSED = {
     f"{PRUNE} --target-tr 0.1 --decode-tr 0.2": "by rules that stay; got --target-tr 0.1, --decode",
     f"{PRUNE} --target-tr 0.1 --keep-all": "not both; got --target-tr 0.1,",
     f"{PRUNE} --target-tr 0.1 --out .": "the output directory must not exist",
+    "prune absent none.txt --keep-all --out old": "the output directory must not exist; got ",
+    f"{PRUNE} --keep-all --damage rules": "--damage must be a damage table, the folder 'damage' th",
+    f"{PRUNE} --target-tr 0.1 --keep-digits --device cuda:99 --limit 9": "one held out; got [9] to",
     f"{PRUNE} --target-tr 0.1 --keep-digits --heldout ids.npy": "the tokenizer's vocabulary",
     "prune absent a.txt --keep-all --out new --heldout none.txt": "file must exist; got none.txt",
-    "train model a.txt --rules rules --unit-positions preserved --merge-depth 99": (
+    f"{TRAIN} --segment-length 16 --unit-positions preserved --merge-depth 99": (
         "error: --merge-depth must be below 2, the layers of the model; got 99"
     ),
     "train model a.txt --rules nowhere --out new": "--rules must be a rule directory; got nowhere",
     "train model a.txt --rules rules --out new --split test": "of the kinds dataset; got test for",
+    f"{TRAIN} --out new --segment-length 65": (
+        "at most 64 tokens, the positions of model; got 65. Lower --segment-length."
+    ),
+    "tune model a.txt --out new --max-tokens 65": "of model; got 65. Lower --max-tokens.",
     "export checkpoint --out new --field text": "options of a corpus need one; got --field",
-    "export checkpoint --out new --tau 3": "choose spans of a text: add --text FILE; got --tau 3",
+    "export checkpoint --out new --tau 3": "whose spans are chosen; got --tau 3. Leave it out.",
     **{
         f"{line} --out a.txt/x": "must be writable"
         for line in (
@@ -102,6 +116,11 @@ REFUSED = {
         )
     },
     "prune absent a.txt --keep-all --out /sys/absent/x": "must be writable",
+    "task-text umim_ruler_1k --tokenizer absent --out a.txt/x": "a.txt/x (0 bytes) must be writ",
+    **{
+        f"{line} --html a.txt/x": "a.txt/x (0 bytes) must be writable"
+        for line in ("compress x -c absent", "generate x -c absent", "report absent --tokenizer x")
+    },
     "bench --text old": "--text must be a readable file of UTF-8 text; got",
     "serve --chat-template nowhere": "--chat-template must be a readable file of UTF-8 text; got",
     **{
@@ -130,6 +149,7 @@ def test_a_broken_rule_is_told_and_leaves_nothing(
 ) -> None:
     (workplace / "old").mkdir()
     (workplace / "one.txt").write_text("w1")
+    (workplace / "empty.txt").write_text("")
     np.save("ids.npy", np.full(1024, 5000, dtype=np.uint16))
     monkeypatch.setenv("UMIM_TWO_LINES", "secret\nsecret")
     before = sorted(workplace.rglob("*"))
@@ -168,6 +188,10 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
         ("generate x --raw-tail -3", "Invalid value for '--raw-tail'"),
         ("ppl", "Missing argument"),
         ("mine ids.npy", "Missing option '--out'"),
+        *(
+            (f"{name} model a.txt --seed {10**20}", "Invalid value for '--seed'")
+            for name in ("train", "tune")
+        ),
         ("report x --tokenizer y --html .", "Invalid value for '--html': file '.' is a directory"),
         ("mime", "No such command 'mime'"),
     ],

@@ -65,7 +65,10 @@ def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
         | {"tools": [json.dumps(body["tools"][0])], "response": answer},
     ]
     (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "one.json").write_text(json.dumps(rows[0], indent=2))
+    printed = json.dumps(rows[0], indent=2)
+    (tmp_path / "one.json").write_text(printed)
+    (tmp_path / "two.json").write_text(f'{{"id": 1, {printed[1:]}')  # one field on the first line
+    (tmp_path / "export.json").write_text(json.dumps({"count": 2, "data": [rows[0]] * 2}))
     (tmp_path / "array.JSON.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
     left = Left()
     found = list(read_requests((str(tmp_path),), None, left))
@@ -78,7 +81,7 @@ def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
         Piece("tool", "json", '{"w4": 5}'),
     )
     reply = (Piece("assistant", "prose", "w6"),)
-    assert [(one.prompt, one.reply) for one in found] == [(prompt, reply)] * (2 * len(rows) + 1)
+    assert [(one.prompt, one.reply) for one in found] == [(prompt, reply)] * (2 * len(rows) + 4)
     assert len({one.conversation for one in found}) == 1
     assert not left.reasons
 
@@ -215,6 +218,7 @@ ERRORS = {
     "memory": (("--gpu-gib", "4"), ".", "must fit a GPU"),
     "array": ((), "broken.json", "must be one whole JSON value"),
     "nothing": ((), "empty.jsonl", "at least one request; got 1 x file without rows"),
+    "no rows": ((), "text.jsonl", "JSON object (first: text.jsonl:1). Log requests as"),
 }
 
 
@@ -228,6 +232,8 @@ def test_what_cannot_be_reported_is_one_line(
     options, place, message = ERRORS[name]
     if place == "broken.json":
         Path(place).write_text(f'[{{"text": "{SECRET}"')
+    if place == "text.jsonl":
+        Path(place).write_text("secret\n")
     result = umim("report", place, "--tokenizer", letters, *options)
     assert (result.code, result.out) == (1, "")
     (line,) = result.err.splitlines()

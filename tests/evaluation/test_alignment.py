@@ -252,6 +252,9 @@ def test_what_cannot_be_measured_is_refused() -> None:
         for measure in (measure_damage, evaluate_alignment):
             with pytest.raises(EvaluationError, match=f"some rule must match .* {len(rows)} rows"):
                 measure(rows, merged_model)
+    for measure in (measure_damage, evaluate_alignment):
+        with pytest.raises(EvaluationError, match=f"between 0 and {VOCAB - 1}; got row 1: {VOCAB}"):
+            measure([np.array([1, 2, 3, 4]), np.array([5, VOCAB])], merged_model)
     merged_model.require_module().norm_o.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match="every divergence must be finite"):
         measure_damage(rows_of(FLAT), merged_model)

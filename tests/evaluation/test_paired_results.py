@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from lm_eval.api.model import LM, CachingLM
 
 from support.ngram_oracle import read_spans, units_of
 from tests.evaluation.conftest import task_config
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.evaluation.tasks.lm_eval_tasks import load_tasks
@@ -164,6 +165,9 @@ def test_every_form_of_a_call_is_compared(build: Build, compared: dict[str, Any]
         evaluator.evaluate(lm=model, task_dict=again, bootstrap_iters=0),
     ):
         assert found["results"]["choices"] == compared["results"]["choices"]
+    before = inspect.unwrap(evaluator.evaluate)  # as who imported it before the first model has it
+    with pytest.raises(EvaluationError, match="compare=base needs lm-eval's evaluate as it is onc"):
+        before(lm=model, task_dict=tasks, bootstrap_iters=0)
 
 
 def test_the_error_is_the_spread_of_the_mean_over_draws_of_rows() -> None:

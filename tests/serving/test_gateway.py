@@ -271,7 +271,9 @@ def test_what_an_engine_says_of_its_models_is_checked_and_forgotten(
             assert asked["max_tokens"] == (1024 if most == 1024 else room)
         one = HTTP.get(url + "/v1/models/m0")
         assert one.json() == {"id": "m0", "max_model_len": 70}
-        assert HTTP.get(url + "/v1/models/a%2Fb").status_code == 404
+        engine.answers["/v1/models"] = plain(b'{"data": [{"id": ["m0"]}, {"id": {}}, {}]}')
+        for name in ("a%2Fb", "m0"):
+            assert HTTP.get(url + f"/v1/models/{name}").status_code == 404
 
 
 REPLY = {"role": "assistant", "content": "Fine.", "refusal": None}

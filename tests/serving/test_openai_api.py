@@ -158,6 +158,7 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     (CHAT, {"messages": [{**USER, "content": "word " * 200_000}]}, TOO_LONG, None),
     (CHAT, {"verbosity": "low"}, "unsupported", "verbosity"),
     (CHAT, {"model": "gpt-9"}, "model_not_found", "model"),
+    *((CHAT, {"model": name}, "invalid_field", "model") for name in ([["a"]], {"a": 1}, 5)),
     (COMPLETIONS, {"prompt": ["a", "b"]}, "unsupported", "prompt"),
     (COMPLETIONS, {"prompt": [10**6]}, "invalid_request", None),
     (COMPLETIONS, {"prompt": [10**30]}, "invalid_field", "prompt.0"),

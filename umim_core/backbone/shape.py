@@ -161,6 +161,12 @@ def trained_context(name: str, revision: str | None = None) -> int | None:
     return configured_number("max_position_embeddings", name, revision)
 
 
+def check_row_length(length: int, most: int | None, name: str, remedy: str) -> None:
+    """Refuse rows of more tokens than a model has positions; None: they are not bounded."""
+    rule = f"rows must have at most {most} tokens, the positions of {name}"
+    require(most is None or length <= most, ConfigError, rule, length, remedy)
+
+
 def configured_number(field: str, name: str, revision: str | None = None) -> int | None:
     """Return a number of a backbone's configuration.
 

@@ -25,7 +25,14 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.addresses import beside, check_path, is_address, is_path, redacted
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.errors import BackboneError, UmimError, did_you_mean, require, translated
+from umim_core.errors import (
+    ArtifactError,
+    BackboneError,
+    UmimError,
+    did_you_mean,
+    require,
+    translated,
+)
 from umim_core.model_sources.gguf_conversion import quantisation
 from umim_core.model_sources.model_cache import (
     GGUF,
@@ -36,6 +43,7 @@ from umim_core.model_sources.model_cache import (
     packaged_directory,
 )
 from umim_core.model_sources.packaged_model import PACKAGED
+from umim_core.store.disk import refusals_named, unwritable
 from umim_core.text.token_ids import is_panic
 
 _SETTINGS: Final = "tokenizer_config.json"
@@ -116,6 +124,20 @@ def _load_tokenizer(
         where, revision=revision, local_files_only=local_files_only, trust_remote_code=False
     )
     return tokenizer
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Write a tokenizer's files; what the disk refuses of them is an error of their folder.
+
+    The library of tokenizers raises a bare Exception, which no ``except`` should name.
+    """
+
+    def typed(error: BaseException) -> ArtifactError | None:
+        bare = type(error) is Exception
+        return unwritable(directory / "tokenizer.json", 0, OSError(str(error))) if bare else None
+
+    with refusals_named(directory), translated(typed):
+        tokenizer.save_pretrained(directory)
 
 
 def typed_errors(what: str, name: str) -> translated:

@@ -63,6 +63,7 @@ def compress(
         text: Text; '-' or nothing reads stdin.
         raw_tail: Last tokens that stay raw; 16, for example.
     """
+    shared.check_page(html)
     source = shared.given_text(text)
     from umim_core.checkpoint.checkpoint_files import default_checkpoint
     from umim_core.model.compression import compress_text

@@ -28,11 +28,13 @@ import typer
 from typer.models import ParameterInfo
 
 from umim_core.config.generation import PlainOptions
+from umim_core.config.model_base import SEEDS
 from umim_core.errors import ConfigError, GenerationError, ResourceLimitError
 
 AtLeast0 = Annotated[int, typer.Option(min=0)]
 AtLeast1 = Annotated[int, typer.Option(min=1)]
 AtLeast0OrNone = Annotated[int | None, typer.Option(min=0)]
+Seed = Annotated[int, typer.Option(min=0, max=SEEDS - 1)]
 MaybeArgument = Annotated[str | None, typer.Argument()]
 Checkpoint = Annotated[str | None, typer.Option("--checkpoint", "-c")]
 OfFile = Annotated[list[str] | None, typer.Option(metavar="FILE")]

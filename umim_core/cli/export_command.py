@@ -49,9 +49,8 @@ def export(
         gguf: Write model.gguf, too: for llama.cpp and OpenVINO; not with adapters.
     """
     if not text:
-        shared.refuse_named(
-            context, ("spans", "tau", "protect"), "choose spans of a text: add --text FILE"
-        )
+        chosen = ("spans", "tau", "protect")
+        shared.refuse_named(context, chosen, "must come with --text FILE, whose spans are chosen")
     from umim_core.mining.mine import mine_rules
     from umim_core.model.umim import UMIM
     from umim_core.rules.ruleset import RuleSet

@@ -66,6 +66,7 @@ def generate(
             of a chat.
         logprobs: With --json: the log-probability of each token, and so many of the most probable.
     """
+    shared.check_page(html)
     several = None if n in (None, 1) else n
     if stream:
         shared.refuse_ignored({"--samples": several}, "cannot be streamed")

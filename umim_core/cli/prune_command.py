@@ -17,6 +17,7 @@ from umim_core.text.reading import Reading
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
 
     from umim_core.model.umim import UMIM
     from umim_core.rules.damage_table import DamageTable
@@ -64,7 +65,10 @@ def prune(
             per saved token; prompts merge by all that stay.
         decode_tr: The same by effect: the cheapest rules, and ties, that reach this reduction.
     """
+    from umim_core.backbone.shape import trained_context
     from umim_core.checkpoint.checkpoint_index import own_place
+    from umim_core.rules.damage_table import DamageTable
+    from umim_core.rules.protect import protected_ids
     from umim_core.rules.pruning import (
         check_target,
         cut_to_reduction,
@@ -73,6 +77,7 @@ def prune(
         rules_under,
     )
     from umim_core.store.publication import check_absent
+    from umim_core.text.sources import sources_of
 
     bound = decode_max_damage
 
@@ -101,25 +106,37 @@ def prune(
     goal = "all" if target_tr is None else target_tr
     target = own_place("pruned", out, f"{Path(checkpoint).name}-{goal}")
     place = target.directory
-    check_absent(place / "checkpoint")
-    remedy = f"Add --damage {place / 'damage'}, or choose another --out."
-    rule = "a damage table that is there must be named"
     known = place / "damage"
-    require(damage is not None or not known.exists(), ArtifactError, rule, str(known), remedy)
+    measured = place.is_dir() and [x for x in place.iterdir() if x.name[0] != "."] == [known]
+    if measured:  # by a call that went no further
+        remedy = f"Add --damage {known}, or choose another --out."
+        rule = "a damage table that is there must be named"
+        named = damage is not None and damage.resolve() == known.resolve()
+        require(named, ArtifactError, rule, str(known), remedy)
+    check_absent(place / "checkpoint" if measured else place)
+    sources = sources_of([tuple(names) for names in (files, heldout) if names], read_as)
+    if damage is not None:
+        inner = damage / "damage"
+        remedy = f"Name {inner}." if inner.is_dir() else "Leave it out to measure one."
+        written = (damage / "occurrences.npy").is_file()
+        rule = "--damage must be a damage table, the folder 'damage' that umim prune wrote"
+        require(written, ConfigError, rule, str(damage), remedy)
+    table = None if damage is None else DamageTable.load(damage)
+    config, tokenizer, options = shared.base_of(checkpoint)
+    patterns = (*(() if keep_digits else ("digits",)), *(protect or ()))
+    protected_ids(tokenizer, patterns)  # a bad pattern is refused before minutes of work
+    length = options.segment_length or shared.SEGMENT_LENGTH
+    positions = trained_context(config.backbone, config.backbone_revision)
+    length = min(length, positions or length)  # rules may be of longer segments
+    rows, heldout_rows = _rows(tokenizer, length, sources, limit)
     from umim_core import UMIM
     from umim_core.backbone.devices import default_device
     from umim_core.evaluation.rule_damage import measure_damage, text_digest
     from umim_core.progress import log_progress, logger
-    from umim_core.rules.damage_table import DamageTable
     from umim_core.rules.matcher import Matcher
-    from umim_core.rules.protect import protected_ids
     from umim_core.store.locking import computing
-    from umim_core.text.sources import sources_of
     from umim_core.text.token_ids import flat
 
-    corpora = [tuple(names) for names in (files, heldout) if names]
-    sources = sources_of(corpora, read_as)
-    table = None if damage is None else DamageTable.load(damage)
     umim = UMIM.from_pretrained(
         checkpoint,
         device=default_device() if device is None else device,
@@ -128,10 +145,6 @@ def prune(
     )
     if table is not None:
         _check_own(table, str(damage), umim)
-    patterns = (*(() if keep_digits else ("digits",)), *(protect or ()))
-    tokenizer = umim.backbone.require_tokenizer()
-    protected_ids(tokenizer, patterns)  # a bad pattern is refused before minutes of work
-    rows, heldout_rows = _rows(umim, sources, limit)
     if table is None:
         log_lines("umim.progress")
         see = log_progress("tokens measured")
@@ -223,14 +236,12 @@ def _check_own(table: DamageTable, directory: str, umim: UMIM) -> None:
 
 
 def _rows(
-    umim: UMIM, sources: list[Source], limit: int
+    tokenizer: PreTrainedTokenizerBase, length: int, sources: list[Source], limit: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return segments to measure on and held-out ones [rows, segment length]."""
+    """Return segments of so many tokens to measure on, and held-out ones [rows, length]."""
     from umim_core.text.token_ids import segment_rows
     from umim_core.text.tokens import check_known, first_ids
 
-    length = umim.rules.options.segment_length or shared.SEGMENT_LENGTH
-    tokenizer = umim.backbone.require_tokenizer()
     read = [first_ids(source, tokenizer, limit) for source in sources]
     for ids in read:
         check_known(ids, tokenizer)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from umim_core.cli import shared_options as shared
-from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.cli.documented import Page
 from umim_core.errors import CorpusError, require
 
@@ -41,16 +41,19 @@ def report(
         gpu_gib: Memory of its GPU or GPUs, GiB.
         kind: What files hold whose ending is other.
     """
+    shared.check_page(html)
     from umim_core.backbone.tokenizer_files import load_tokenizer
+    from umim_core.progress import counted
     from umim_core.traffic.report import model_shape, traffic_report
     from umim_core.traffic.requests import Left, read_requests
 
     model_shape(shape)  # a name that says nothing is refused before a long log is read
     left = Left()
-    requests = list(read_requests(tuple(names), kind, left))
+    log_lines("umim.progress")
+    requests = list(counted(read_requests(tuple(names), kind, left), "requests read"))
     rule = "a log must hold at least one request"
     found = "; ".join(left.lines()) or "none"
-    remedy = "Log requests as JSON Lines with messages and tools, or name texts."
+    remedy = "Log requests as JSON Lines with messages and tools (jq -c . FILE), or name texts."
     require(bool(requests), CorpusError, rule, found, remedy)
     measured = traffic_report(requests, load_tokenizer(tokenizer), shape, gpu_gib)
     lines = _lines(measured, left)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -22,7 +24,11 @@ from umim_core.encodable import encoding_error
 from umim_core.errors import ConfigError, CorpusError, require
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from umim_core.checkpoint.checkpoint_files import CheckpointConfig
     from umim_core.checkpoint.checkpoint_index import OwnPlace
+    from umim_core.config.rule_options import RuleOptions
     from umim_core.model.umim import UMIM
     from umim_core.training.train_job import TrainJob
 
@@ -51,7 +57,7 @@ class ModelOptions:
     target_tr: float | None = None
     dtype: Dtype = "auto"
 
-    @property
+    @cached_property
     def name(self) -> str:
         from umim_core.checkpoint.checkpoint_files import default_checkpoint
 
@@ -118,7 +124,7 @@ def training_job(
     A checkpoint that is trained further keeps its form, and its ``longest`` rules.
     """
     from umim_core.backbone.devices import default_device, usable_device
-    from umim_core.backbone.shape import configured_number
+    from umim_core.backbone.shape import check_row_length, configured_number, trained_context
     from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
     from umim_core.checkpoint.untrained import check_depth
     from umim_core.config.recipe import DistillConfig
@@ -131,6 +137,8 @@ def training_job(
     plan |= {"validation_rows": rows, "patience": patience, "checkpoint_every": min(every, _SAVED)}
     asked = of_context(context, ModuleForm, {"kind": PAPER, **form})  # --kind is of the text
     device, start = options["device"], options["start"]
+    remedy = f"Lower {'max_tokens' if 'max_tokens' in options else 'segment_length'}."
+    check_row_length(max_tokens, trained_context(options["model"]), options["model"], remedy)
     job = TrainJob(
         backbone=from_anywhere(options["model"]),
         rules=None,
@@ -178,6 +186,22 @@ def given_text(argument: str | None) -> str:
         return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CorpusError("stdin must be UTF-8", str(error), "Convert the text.") from error
+
+
+def base_of(checkpoint: str) -> tuple[CheckpointConfig, PreTrainedTokenizerBase, RuleOptions]:
+    """Return a checkpoint's configuration, its model's tokenizer and how its rules were mined.
+
+    No weights are read: what a corpus lacks is told in seconds, however large the model.
+    """
+    from umim_core.backbone.tokenizer_files import load_tokenizer
+    from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+    from umim_core.model.hub import fetch_checkpoint
+    from umim_core.rules.ruleset import RuleSet
+
+    place = resolve_checkpoint(fetch_checkpoint(checkpoint))
+    config = read_config(place)
+    tokenizer = load_tokenizer(config.backbone, revision=config.backbone_revision)
+    return config, tokenizer, RuleSet.load(place / "rules").options
 
 
 def text_of(path: Path, option: str) -> str:
@@ -238,6 +262,14 @@ def resumable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def check_page(path: Path | None) -> None:
+    """Refuse a page that cannot be written, before the work that it shows."""
+    from umim_core.store.disk import check_writable
+
+    if path is not None and not os.path.lexists(path):
+        check_writable(path)
+
+
 def write_page(path: Path, title: str, body: str) -> None:
     from umim_core.model.showing import html_page
     from umim_core.store.disk import write_bytes
@@ -259,4 +291,5 @@ def refuse_ignored(options: Mapping[str, object], rule: str) -> None:
         if value not in (None, []) and value is not False
     ]
     names = " and ".join(options)
-    require(not refused, ConfigError, f"{names} {rule}", ", ".join(refused), "Leave them out.")
+    remedy = "Leave it out." if len(refused) == 1 else "Leave them out."
+    require(not refused, ConfigError, f"{names} {rule}", ", ".join(refused), remedy)

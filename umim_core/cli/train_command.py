@@ -12,7 +12,7 @@ import typer
 from umim_core.checkpoint.next_steps import BATCH_SIZE, STEPS
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag
-from umim_core.cli.documented import AtLeast0, AtLeast1, GivenRules
+from umim_core.cli.documented import AtLeast1, GivenRules, Seed
 from umim_core.config.form import ModuleForm, Positions, Residual, UnitPositions
 from umim_core.text.reading import Reading
 
@@ -40,13 +40,14 @@ def train(
     prompt_rows: Annotated[float, typer.Option(min=0.0)] = 0.25,
     copy_rows: Annotated[float, typer.Option(min=0.0)] = 0.25,
     start: str | None = None,
-    seed: AtLeast0 = 0,
+    seed: Seed = 0,
     device: Literal["cpu", "cuda"] | None = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a merge module; killed or stopped, the same command goes on where it was.
 
-    The last tenth of the text is held out: half to choose the best step, half for a comparison.
+    The last tenth of the text, at most 128 rows, is held out: half to choose the best step, half
+    for a comparison.
 
     Options:
         files: Text to train on, as umim mine takes it.
@@ -63,15 +64,16 @@ def train(
     shared.given_rules(rules)
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.store.publication import check_own
+    from umim_core.text.sources import source_of
 
     target = own_place("trained", out, rules.resolve().name)
     place = target.directory
     check_own(place)
+    source = source_of(tuple(map(shared.from_anywhere, files)), read_as)
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.checkpoint.next_steps import to_compare
     from umim_core.progress import duration
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.text.sources import source_of
     from umim_core.training.local_training import train_checkpoint
 
     loaded = RuleSet.load(rules)
@@ -79,7 +81,6 @@ def train(
     # More rows would take a short run longer than its training.
     plan = {"apart": 50, "rows": 32, "patience": 8, "max_tokens": length}
     job = shared.training_job(context, {}, loaded.longest, **plan)
-    source = source_of(tuple(map(shared.from_anywhere, files)), read_as)
     began = time.perf_counter()
     with shared.resumable():
         summary = train_checkpoint(replace(job, rules=str(rules.resolve())), source, place)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from umim_core.cli import shared_options as shared
-from umim_core.cli.console_output import JsonFlag
-from umim_core.cli.documented import AtLeast0, AtLeast1
+from umim_core.cli.console_output import JsonFlag, log_lines
+from umim_core.cli.documented import AtLeast1, Seed
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError, CorpusError, require
 
@@ -39,7 +39,7 @@ def tune(
     learning_rate: float = 2e-3,
     start: str | None = None,
     kind: Literal["text", "jsonl"] | None = None,
-    seed: AtLeast0 = 0,
+    seed: Seed = 0,
     device: Literal["cpu", "cuda"] | None = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -66,6 +66,7 @@ def tune(
     from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.checkpoint.checkpoint_files import read_config
     from umim_core.checkpoint.checkpoint_index import own_place
+    from umim_core.progress import counted, logger
     from umim_core.serving.model_export import check_exportable
     from umim_core.store.publication import check_own
     from umim_core.text.roles import check_roles
@@ -83,16 +84,18 @@ def tune(
     plan = {"apart": steps, "rows": 8, "patience": 4, "max_tokens": max_tokens}
     job = shared.training_job(context, shared.FORM | chosen, longest, **plan)
     left = Left()
-    requests = list(read_requests(tuple(logs), kind, left))
+    log_lines("umim.progress")
+    requests = list(counted(read_requests(tuple(logs), kind, left), "requests read"))
     tokenizer, most = load_tokenizer(model), trained_context(model)
     # A prompt is answered with REPLY tokens, too.
-    rows = list(prompt_rows(requests, tokenizer, merging, left, most, REPLY))
+    written = prompt_rows(requests, tokenizer, merging, left, most, REPLY)
+    rows = list(counted(written, "prompts read"))
     rule = "logs must hold requests that the model's template writes"
     found = left.lines()
     remedy = "Log other requests, or name a model with a chat template."
     require(bool(rows), CorpusError, rule, "; ".join(found) or "none", remedy)
-    for line in left.lines("not counted: "):  # before hours of training
-        typer.echo(line, err=True)
+    for line in [f"{len(rows):,} requests to tune on", *left.lines("not counted: ")]:
+        logger.info("%s", line)  # before hours of training
     options = TuneOptions(job, merging, spans, longest)
     began = time.monotonic()
     with shared.resumable():

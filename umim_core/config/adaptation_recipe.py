@@ -18,7 +18,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from umim_core.config.evaluate import MergedPart, TaskSizes
-from umim_core.config.model_base import DIFFERENT, Model
+from umim_core.config.model_base import DIFFERENT, Model, Seed
 from umim_core.config.recipe import (
     DEFAULT_TASK,
     AdaptConfig,
@@ -99,7 +99,7 @@ class AdaptationRecipe(RunRecipe):
         DIFFERENT,
     ]
     seeds: Annotated[
-        tuple[Annotated[int, Field(ge=0, lt=2**31)], ...],
+        tuple[Seed, ...],
         Field(min_length=1, description="Each trains every setting once."),
         DIFFERENT,
     ] = (0,)

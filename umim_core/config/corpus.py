@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from umim_core.config.model_base import Model
+from umim_core.config.model_base import Model, Seed
 from umim_core.embedded.docstring_corpus import OUT_OF_DOMAIN_PACKAGES, TRAINING_PACKAGES
 from umim_core.text.sources import DocumentSource, Source
 
@@ -85,7 +85,7 @@ class MixtureCorpus(Model):
         dict[PartName, Annotated[TextPart | DocstringPart, Field(discriminator="kind")]],
         Field(min_length=1, description="Parts by name; one of docstrings at most."),
     ]
-    seed: Annotated[int, Field(ge=0, lt=2**31, description="Of the mixed order.")] = 0
+    seed: Annotated[Seed, Field(description="Of the mixed order.")] = 0
     max_characters: Annotated[
         int, Field(ge=1, description="Longer documents are cut, at line ends, before they mix.")
     ] = 4096
@@ -159,7 +159,7 @@ class GeneratedCorpus(Model):
     shard_questions: Annotated[
         int, Field(ge=1, description="Questions per shard; a run that dies resumes with the next.")
     ] = 256
-    seed: Annotated[int, Field(ge=0, lt=2**31, description="Of the answers and the splits.")] = 0
+    seed: Annotated[Seed, Field(description="Of the answers and the splits.")] = 0
     out_of_domain: OutOfDomain
     train_tokens: TrainTokens = None
 

@@ -23,6 +23,8 @@ AnyModel = TypeVar("AnyModel", bound=BaseModel)
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 _TOP: Final = "the recipe itself"
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+SEEDS: Final = 2**31  # every generator takes one of so many
+Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 
 
 def _different(values: tuple[T, ...], info: ValidationInfo) -> tuple[T, ...]:

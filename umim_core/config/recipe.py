@@ -14,7 +14,7 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.config.corpus import Corpus
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, HeadlineConfig, TaskSizes
 from umim_core.config.form import ModuleForm, check_row_rate
-from umim_core.config.model_base import DIFFERENT, Fraction, Model, PositiveFloat, checking
+from umim_core.config.model_base import DIFFERENT, Fraction, Model, PositiveFloat, Seed, checking
 from umim_core.config.rule_options import (
     AS_FOUND,
     MiningConfig,
@@ -215,7 +215,7 @@ class RunRecipe(Model):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
     description: str = ""
-    seed: Annotated[int, Field(ge=0, lt=2**31, description="Of weights and data order.")] = 0
+    seed: Annotated[Seed, Field(description="Of weights and data order.")] = 0
     cluster: ClusterConfig = ClusterConfig()
 
     def check_batches(self, *trainings: TrainConfig) -> None:

@@ -37,7 +37,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError, require
 from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.merging.decode_states import BranchLayout, branch_layout
-from umim_core.merging.likelihood import state_hidden
+from umim_core.merging.likelihood import check_ids, state_hidden
 from umim_core.merging.merged_model import MergedModel
 
 METRICS = ("top1", "top3", "top10", "topp", "mrr", "kl", "cross_entropy")
@@ -247,6 +247,7 @@ def evaluate_alignment(
     rows: Sequence[NDArray[np.integer]], merged_model: MergedModel, batch_size: int = 8
 ) -> AlignmentResult:
     """Compare next-token distributions on raw and on merged input, rows of raw ids [T_b]."""
+    check_ids(rows, merged_model.backbone.vocab_size)
     row_sums = np.zeros((len(rows), len(METRICS)))  # over the paper's rows of each row of text
     row_counts = np.zeros(len(rows), dtype=np.int64)
     state_sums, state_rows = np.zeros(len(METRICS)), 0

@@ -5,8 +5,8 @@
 
 lm-eval 0.4.13 gives a model its requests, never its tasks, and offers no other place for this. The
 first model of ours puts a function in the place of ``lm_eval.evaluator.evaluate``; other models
-pass through it unchanged. Who took lm-eval's function before that calls the old one, without
-differences.
+pass through it unchanged. Who took lm-eval's function before that calls the old one: the model then
+refuses its requests, since there would be no differences.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ def _extended(
         again = cast("Callable[..., Results | None]", evaluate)
         with _generators_kept(tasks, model):
             theirs = again(**{**named, "lm": model.base_model(), "log_samples": True})
-        ours = again(**{**named, "log_samples": True})
+        model.is_compared = True
+        try:
+            ours = again(**{**named, "log_samples": True})
+        finally:
+            model.is_compared = False
         if ours is None or theirs is None:  # a process that gathers no results
             return None
         for name, task in tasks.items():

@@ -225,6 +225,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             add_bos_token=add_bos_token,
         )
         self.merged_model, self.method, self.compare = merged_model, method, compare
+        self.is_compared = False  # while lm-eval runs with the base model beside
         roles_of_config = USER if config is None else config.roles
         self.chats = ChatContexts(self.backbone.tokenizer, named_roles or roles_of_config)
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
@@ -340,7 +341,12 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return self
 
     def check_requests(self, requests: Sequence[Instance]) -> None:
-        """Refuse texts that are none before the first forward."""
+        """Refuse before the first forward texts that are none, and what would not be compared."""
+        rule = "compare=base needs lm-eval's evaluate as it is once a model was made"
+        found = "one that was imported before, which knows no differences"
+        remedy = "Call lm_eval.evaluate, or import evaluate behind the model."
+        compared = self.compare is None or self.is_compared
+        require(compared, EvaluationError, rule, found, remedy)
         for request in requests:
             text, *more = request.args  # an answer, or kwargs of generation
             stops = (more[0].get("until") or []) if more and isinstance(more[0], dict) else more

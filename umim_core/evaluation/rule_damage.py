@@ -30,6 +30,7 @@ from torch import Tensor
 from umim_core.errors import EvaluationError, NumericalError, require
 from umim_core.evaluation.alignment import logit_pairs, row_divergence
 from umim_core.merging.decode_states import BranchLayout, branch_layout
+from umim_core.merging.likelihood import check_ids
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.damage_table import DamageOrigin, DamageTable
 from umim_core.store.artifacts import sha256_bytes
@@ -52,6 +53,7 @@ def measure_damage(
     raw tokens done so far.
     """
     backbone, matcher = merged_model.backbone, merged_model.require_matcher()
+    check_ids(rows, backbone.vocab_size)
     rules = matcher.rules
     occurrences, merges = (np.zeros(len(rules), dtype=np.int64) for _ in range(2))
     kl = np.zeros(len(rules))

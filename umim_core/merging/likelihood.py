@@ -105,6 +105,10 @@ def check_rows(rows: Sequence[AnyInts], vocab_size: int) -> None:
     sizes = [np.size(row) for row in rows]
     rule = "every row must hold at least one token"
     require(min(sizes, default=0) > 0, EvaluationError, rule, sizes, "Drop empty rows.")
+    check_ids(rows, vocab_size)
+
+
+def check_ids(rows: Sequence[AnyInts], vocab_size: int) -> None:
     for b, row in enumerate(rows):
         id_array(row, vocab_size, f"row {b}: ", EvaluationError)
 

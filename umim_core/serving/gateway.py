@@ -282,7 +282,8 @@ class Gateway(guard.ApiServer):
         try:
             built = self._client.build_request(method, path, json=body)
         except ValueError as error:  # 1e999
-            raise api.ApiError(400, "invalid_json", "numbers must be finite", str(error)) from error
+            rule, remedy = "numbers must be finite", "Send a smaller one."
+            raise api.ApiError(400, "invalid_json", rule, str(error), remedy) from error
 
         async def answered() -> httpx.Response:
             async with AsyncExitStack() as closing:

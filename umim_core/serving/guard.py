@@ -134,7 +134,9 @@ class Guard:
             known = scheme.lower() == b"bearer" and value.strip() and any(fits)
             rule = "requests need the server's bearer token"
             fine = known or path in _OPEN
-            return None if fine else api.ApiError(401, "unauthorized", rule, "none that fits")
+            remedy = "Send it in the header: Authorization: Bearer TOKEN."
+            refused = api.ApiError(401, "unauthorized", rule, "none that fits", remedy)
+            return None if fine else refused
         host = headers.get("host", "").lower()
         remedy = "Name a token by --api-key-env."
         if not _LOCAL.fullmatch(host):
@@ -172,7 +174,8 @@ def merging_wanted(request: Request) -> bool:
     """Return whether a request lets its prompt be merged: its header says ``on``, or nothing."""
     said = request.headers.get(MERGE_HEADER, "on").lower()
     if said not in ("on", "off"):
-        raise api.ApiError(400, "invalid_header", f"{MERGE_HEADER} must be on or off", said)
+        rule, remedy = f"{MERGE_HEADER} must be on or off", "Correct it, or leave it out."
+        raise api.ApiError(400, "invalid_header", rule, said, remedy)
     return said == "on"
 
 
@@ -187,7 +190,9 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         code = "method_not_allowed" if error.status_code == 405 else "unknown_path"
         rule = "path and method must be ones that are served"
-        shown = api.ApiError(error.status_code, code, rule, f"{request.method} {request.url.path}")
+        found = f"{request.method} {request.url.path}"
+        remedy = f"Send POST to {api.CHAT} or {api.COMPLETIONS}, GET to {api.MODELS} or /health."
+        shown = api.ApiError(error.status_code, code, rule, found, remedy)
         return JSONResponse(shown.document(), error.status_code, dict(error.headers or {}))
     return JSONResponse({}, 499)  # the client has gone, nobody reads this
 
@@ -280,9 +285,10 @@ class ApiServer(ABC):
         listed = await self.models(request)
         if listed.status_code != 200:
             return listed
-        models = {model.get("id"): model for model in json.loads(bytes(listed.body))["data"]}
+        entries = json.loads(bytes(listed.body))["data"]  # of an engine behind: any JSON
+        models = {one["id"]: one for one in entries if isinstance(one.get("id"), str)}
         if (name := request.path_params["name"]) not in models:
-            raise api.unknown_model(" or ".join(map(str, models)), name)
+            raise api.unknown_model(" or ".join(models), name)
         return JSONResponse(models[name])
 
     @abstractmethod

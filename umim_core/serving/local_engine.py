@@ -251,7 +251,8 @@ class LocalEngine:
     def _submit(self, job: Job) -> None:
         most = self._sizes.max_rows
         if job.options.samples > most:
-            raise api.bad_field("n", f"n must be at most {most}", job.options.samples)
+            rule, remedy = f"n must be at most {most}", "Ask for fewer, or raise --max-rows."
+            raise api.bad_field("n", rule, job.options.samples, remedy)
         with self._changed:
             if not self.runs:
                 raise _ended()

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import frozen_twin
+from umim_core.backbone.tokenizer_files import save_tokenizer
 from umim_core.checkpoint.checkpoint_files import CheckpointConfig
 from umim_core.checkpoint.module_weights import refused_tensors
 from umim_core.config.form import SAFE_RAW_TAIL, check_raw_tail
@@ -92,7 +93,7 @@ def export_model(
     _check(backbone, model, rows[:_PROBE])
 
     def write(directory: Path) -> None:
-        tokenizer.save_pretrained(directory)  # first: of a full disk it raises a bare Exception
+        save_tokenizer(tokenizer, directory)
         with _without_deepspeed(), refused_tensors(model.parameters(), directory):
             model.save_pretrained(directory)
         for weights in directory.glob("*.safetensors"):

@@ -356,7 +356,7 @@ def read_json(raw: bytes) -> dict[str, Any]:
         raise ApiError(400, "invalid_json", rule, str(error)[:100], remedy) from error
     if not isinstance(document, dict):
         rule, found = "a body must be a JSON object", _KINDS.get(type(document), document)
-        raise ApiError(400, "invalid_json", rule, found)
+        raise ApiError(400, "invalid_json", rule, found, "Send a JSON object.")
     return document
 
 

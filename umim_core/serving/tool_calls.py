@@ -69,7 +69,8 @@ class Calls:
             raise bad_field("tools", rule, "another one", remedy)
         names = {tool["function"]["name"] for tool in tools}
         if choice.type == "function" and named not in names:
-            raise bad_field("tool_choice", "tool_choice must name one of the tools", named)
+            rule, remedy = "tool_choice must name one of the tools", "Name one, or leave it out."
+            raise bad_field("tool_choice", rule, named, remedy)
         begun = _OPEN + '\n{"name": "' if must else ""
         if named is not None:
             begun += json.dumps(named, ensure_ascii=False)[1:] + ', "arguments":'

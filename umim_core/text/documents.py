@@ -61,6 +61,8 @@ UNPACK: Final[dict[str, Callable[[Any], Any]]] = {
 }
 _READ_AHEAD: Final = 1 << 22  # bytes of one request to a remote file
 _HUB_SECONDS: Final = 10.0
+# What begins like an array, or an object whose first line does not end it: with { [ : or 1, say.
+_WHOLE_VALUE: Final = re.compile(rb"\s*(\[|\{([^\n]*([{\[:]|[^}\s]\s*,))?\s*\n)")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _SWITCHING: Final = Lock()  # datasets has one switch for the whole process
 
@@ -239,14 +241,14 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def json_rows(file: CorpusFile) -> PlacedRows:
     """Yield the lines of JSON Lines that are not empty, or the items of an array.
 
-    A file whose first line is a lone ``{`` is one row, printed over several lines.
+    A file whose first line begins an object that goes on is one row, printed over several lines.
     """
     shown = str(file)  # once: it takes as long as reading a row
     with file.open_unpacked() as stream:
         head = stream.peek(_CHUNK_BYTES)
         if magic := next(filter(head.startswith, _HEADS), None):  # all else may be secret
             raise CorpusError(f"{shown}: rows must be UTF-8", magic, _utf8_remedy(head))
-        if re.match(rb"\s*(\[|\{\s*\n)", head.removeprefix(codecs.BOM_UTF8)):
+        if _WHOLE_VALUE.match(head.removeprefix(codecs.BOM_UTF8)):
             for number, row in enumerate(_whole(file, stream), 1):
                 yield f"{shown}: item {number}", row
             return
@@ -286,7 +288,7 @@ def _whole(file: CorpusFile, stream: BinaryIO) -> list[object]:
     try:
         value = json.loads("".join(texts))
     except (ValueError, RecursionError) as error:
-        rule = f"{file}: a file that begins with [, or with a line {{, must be one whole JSON value"
+        rule = f"{file}: a file that begins with [ or a part of a row must be one whole JSON value"
         remedy = "Correct the file, or write each row on one line: jq -c . FILE."
         raise CorpusError(rule, str(error), remedy) from error
     return value if isinstance(value, list) else [value]

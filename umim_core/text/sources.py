@@ -410,8 +410,9 @@ def not_empty(source: DocumentSource, pieces: Iterable[TextPiece]) -> Iterator[T
         yield piece
     if is_empty:
         rule = "a corpus must hold at least one non-empty document"
-        remedy = "Check the paths and the field name."
-        raise CorpusError(rule, source.model_dump(mode="json"), remedy)
+        names = (source.name,) if isinstance(source, HubDataset) else source.paths
+        remedy = "Check the names and, of rows, the field."
+        raise CorpusError(rule, ", ".join(map(redacted, names)), remedy)
 
 
 # Names and options of a command

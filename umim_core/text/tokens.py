@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError, ConfigError, CorpusError, require
-from umim_core.progress import ProgressLines
+from umim_core.progress import counted
 from umim_core.store.arrays import array_header, open_array, save_array
 from umim_core.store.disk import check_writable, nearest, unwritable
 from umim_core.store.scratch import scratch, scratch_folder
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _log: Final = logging.getLogger("umim.progress")
-_QUIET_SECONDS: Final = 10.0  # what is read sooner needs no line
 _BATCH_PIECES: Final = 256
 _BATCH_CHARS: Final = 1 << 20  # about 150 MB inside the tokenizer
 
@@ -290,15 +288,5 @@ def tokenized_corpus(
     """
     check_writable(parent)
     with scratch_folder(nearest(parent), "umim-tokens") as folder:
-        yield write_tokens(folder, _told(iter_token_pieces(source, tokenizer)))
-
-
-def _told(pieces: Iterator[TokenPiece]) -> Iterator[TokenPiece]:
-    lines, began, tokens = ProgressLines(), time.monotonic(), 0
-    for ids, last in pieces:
-        yield ids, last
-        tokens += len(ids)
-        if time.monotonic() - began < _QUIET_SECONDS:
-            continue
-        if line := lines.see(0, 0, f"{tokens:,} tokens read"):
-            _log.info("%s", line)
+        pieces = iter_token_pieces(source, tokenizer)
+        yield write_tokens(folder, counted(pieces, "tokens read", lambda piece: len(piece[0])))

@@ -20,6 +20,7 @@ from umim_core.backbone.shape import BackboneShape, local_shape
 from umim_core.errors import ConfigError, CorpusError, did_you_mean, require
 from umim_core.mining.mine import candidate_spans, excluded_ids
 from umim_core.mining.span_choice import choose_spans
+from umim_core.progress import counted
 from umim_core.rules.matcher import Matcher
 from umim_core.text.chat_parts import Place
 from umim_core.text.token_ids import MAX_TOKEN_ID, Ids, flat
@@ -193,7 +194,8 @@ def _read(requests: Sequence[Request], tokenizer: PreTrainedTokenizerBase) -> li
     ids_of: dict[str, Ids] = {}
     waiting = iter(texts)
     parts: list[Ids] = []
-    for ids, last in tokenize_parts(((text, True) for text in texts), tokenizer):
+    pieces_read = tokenize_parts(((text, True) for text in texts), tokenizer)
+    for ids, last in counted(pieces_read, "tokens read", lambda piece: len(piece[0])):
         parts.append(ids)
         if last:
             ids_of[next(waiting)] = np.concatenate(parts)

@@ -127,13 +127,24 @@ def read_requests(names: tuple[str, ...], kind: SourceKind | None, left: Left) -
             yield from _text_file(file, left)
             continue
         empty = True
-        for place, row in json_rows(file):
+        rows = (inner for place, row in json_rows(file) for inner in _unwrapped(place, row))
+        for place, row in rows:
             empty = False
             request = _request(row, place, left)
             if request is not None:
                 yield request
         if empty:
             left.add("file without rows", str(file))
+
+
+def _unwrapped(place: str, row: object) -> Iterator[tuple[str, object]]:
+    """Yield the requests that a row holds in a list, an export say; any other row as it is."""
+    for name, value in row.items() if isinstance(row, dict) and "messages" not in row else ():
+        items = value if isinstance(value, list) else []
+        if items and all(isinstance(item, dict) and "messages" in item for item in items):
+            yield from ((f"{place}, {name} {number}", x) for number, x in enumerate(items, 1))
+            return
+    yield place, row
 
 
 def _text_file(file: CorpusFile, left: Left) -> Iterator[Request]:

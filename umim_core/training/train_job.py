@@ -26,6 +26,7 @@ from umim_core.adaptation.control import Control, fresh_control, write_control
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.devices import computes_bfloat16
 from umim_core.backbone.model_identity import weight_lines
+from umim_core.backbone.shape import check_row_length
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import PAPER_FORM, ModuleForm
@@ -176,10 +177,8 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     say("loading the backbone")
     dtype = config.backbone_dtype(job.device)
     backbone = load_backbone(job.backbone, revision=job.revision, dtype=dtype, device=job.device)
-    most = backbone.max_positions
-    rule = f"rows must have at most {most} tokens, the positions of {job.backbone}"
     remedy = "Lower the segment length, or max_tokens of an adaptation."
-    require(most is None or job.max_tokens <= most, ConfigError, rule, job.max_tokens, remedy)
+    check_row_length(job.max_tokens, backbone.max_positions, job.backbone, remedy)
     start = start_of(job, backbone)
     objective = make_objective(job, start)
     say("measuring before the first step")

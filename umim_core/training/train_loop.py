@@ -94,6 +94,9 @@ def _tell_plan(
     a batch by the base model and by UMIM, and goes back through the latter: one and a half times
     what the validation of as many rows takes. The later lines count what was measured.
     """
+    if total < config.max_steps:
+        epochs = f"{config.max_epochs:,} epochs of {objective.num_items:,} rows are {total:,} steps"
+        progress_logger.warning("%s, fewer than the %s asked for", epochs, f"{config.max_steps:,}")
     steps = total - done
     validations = math.ceil(total / config.validate_every) - done // config.validate_every
     rows = min(objective.num_valid, config.validation_rows)

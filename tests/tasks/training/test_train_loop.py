@@ -68,6 +68,16 @@ def test_the_lesser_limit_ends_a_run(
     assert planned_steps(SHORT.model_copy(update=limits), items) == expected
 
 
+def test_fewer_steps_than_were_asked_for_are_told(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    goal, config = run.objective(), SHORT.model_copy(update={"max_epochs": 1, "max_steps": 10**9})
+    with caplog.at_level("INFO", "umim.progress"):
+        result, _ = trained(goal, run.folder, config)
+    told = f"1 epochs of {goal.num_items} rows are {result.progress.step} steps, fewer than the"
+    assert any(line.startswith(told) for line in caplog.messages)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run of six steps that validates after each."""

@@ -55,7 +55,7 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.adaptation.choices import encode_pair
 from umim_core.backbone.shape import trained_context
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer, save_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import ConfigError, CorpusError, MissingExtraError, did_you_mean, require
 from umim_core.evaluation.generated_rows import GeneratedText
@@ -436,7 +436,7 @@ def load_ruler(name: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> Task
         del sys.modules[module]
     try:
         with TemporaryDirectory() as folder:
-            tokenizer.save_pretrained(folder)
+            save_tokenizer(tokenizer, Path(folder))
             # A mean, since there is one length: lm-eval's own leaves out those not asked for.
             config = load_yaml(_shipped().task_index[name].yaml_path) | {
                 "metric_list": _means(str(_RULER_TOKENS)),
