@@ -88,6 +88,17 @@ def test_a_root_without_credentials_is_read(address: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
+    "address", ["https://host/p", "http://host", "memory://p", "file:///p", "s3://", "gs:///p"]
+)
+def test_a_root_that_is_no_bucket_of_an_object_storage_is_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMIM_ROOT", address)
+    with pytest.raises(ConfigError, match="must be a directory or s3://bucket/prefix, gs://"):
+        remote_address()
+
+
+@pytest.mark.parametrize(
     ("command", "variables"),
     [
         ("flows store ls", {"UMIM_ROOT": f"s3://AKIAX:{SECRET}@bucket/p"}),

@@ -9,8 +9,10 @@ environment is prepared first, and refreshed where another module has imported R
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -39,6 +41,7 @@ _FOLDER_PREFIX: Final = "umim-ray-"
 _MIB = 1 << 20
 _MIN_OBJECT_STORE = 80 * _MIB
 _CONNECT_SECONDS = 5.0
+_SIGACTION_BYTES = 512  # more than the structure has anywhere
 # A Unix socket path holds at most 107 bytes; Ray appends up to 64 to its folder
 # ("/session_2026-11-20_14-11-39_942048_1234567/sockets/plasma_store").
 _MAX_TEMP_DIR_BYTES = 42
@@ -109,7 +112,7 @@ def ray_cluster(
         # and in the main one Ray would take over SIGTERM.
         starter = stack.enter_context(ThreadPoolExecutor(1, "ray"))
         stack.callback(ray.shutdown)
-        with _environment(own):
+        with _environment(own), _end_by_term_kept():
             require_started(starter.submit(ray.init, **options).exception(), target)
         if target != LOCAL:
             yield replace(_describe(), joined=True)
@@ -174,6 +177,20 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _end_by_term_kept() -> Iterator[None]:
+    """Put back what SIGTERM does, as C code has it: Ray's handler first prints a stack trace.
+
+    Ray starts in other threads, too, where Python sets no handler.
+    """
+    libc, kept = ctypes.CDLL(None), ctypes.create_string_buffer(_SIGACTION_BYTES)
+    libc.sigaction(signal.SIGTERM, None, kept)
+    try:
+        yield
+    finally:
+        libc.sigaction(signal.SIGTERM, kept, None)
 
 
 def _refresh_ray_settings() -> None:

@@ -191,7 +191,7 @@ def why_absent(checkpoint: str, *, local_files_only: bool = False) -> str | None
             config.backbone, revision=config.backbone_revision, local_files_only=local_files_only
         )
     except (ArtifactError, BackboneError, CheckpointError) as error:
-        return f"{error.value}. {error.remedy}"
+        return str(error)
     return None
 
 

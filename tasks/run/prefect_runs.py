@@ -144,6 +144,9 @@ def deploy() -> None:
 
     A work pool that is there stays as it is: its concurrency limit is the operator's.
     """
+    rule = "deployments need a running server, of which PREFECT_API_URL is the address"
+    remedy = "`python -m flows up` starts one, deploys to it and prints the variable."
+    require(PREFECT_API_URL.value() is not None, ConfigError, rule, "no address", remedy)
     _prefect("work-pool", "create", POOL, "--type", "process")  # refused where there is one
     done = _prefect("deploy", "--all")
     if done.returncode:

@@ -277,7 +277,7 @@ class RemoteRoot:
     def _typed_errors(self) -> Iterator[None]:
         try:
             yield
-        except refusals() as error:
+        except (ValueError, *refusals()) as error:  # of an endpoint that is no address, say
             rule = f"the storage {self.address} must answer, and allow reading and writing"
             remedy = "Check address, credentials and network, then run the same command again."
             found = f"{type(error).__name__}: {_shown(error)}"

@@ -25,7 +25,8 @@ HOSTILE = {
     "an anchor in itself": ("name: &a [*a]\n", "name: Input should be a valid string"),
     "brackets": ("name: " + "[" * 3_000 + "]" * 3_000, "values nested too deeply"),
     "open brackets": ("name: " + "[" * 200_000, "values nested too deeply"),
-    "digits": (f"seed: {'9' * 5_001}\n", "must be YAML; got .* 5001 digits"),
+    "digits": (f"seed: {'9' * 5_001}\n", "line 1, column 7: a number must have 99 digits at most"),
+    "digits of base 16": (f"seed: 0x{'f' * 99}\n", "a number must have 99 digits at most"),
     "a python tag": ("name: !!python/object/apply:os.system [exit]\n", "tags are not read"),
     "a tag of an empty number": ('seed: !!int ""\n', "tags are not read"),
     "a tag of no value": ("seed: !!int x\n", "tags are not read"),
@@ -83,10 +84,17 @@ def test_they_take_seconds_and_little_memory(tmp_path: Path) -> None:
     assert seconds < 30
 
 
-@pytest.mark.parametrize("data", [b"name: \xff\n", b"\xff\xfen\0", b"a: \x1b[2J"])
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path, data: bytes) -> None:
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"name: \xff\n", "byte 7 of it is not UTF-8"),
+        (b"\xff\xfen\0", "byte 1 of it is not UTF-8"),
+        (b"a: \x1b[2J", "special characters"),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "r.yaml").write_bytes(data)
-    with pytest.raises(ConfigError, match="must be YAML"):
+    with pytest.raises(ConfigError, match=f"must be YAML; got .*{message}"):
         load_any_recipe(tmp_path / "r.yaml")
 
 

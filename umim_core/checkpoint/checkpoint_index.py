@@ -23,6 +23,8 @@ from umim_core.store.publication import check_absent
 logger = logging.getLogger("umim.checkpoint")
 _INDEX: Final = "checkpoints"
 _KEY: Final = re.compile(r"[0-9a-f]{8,64}")  # first digits of a stage's key, as logs show them
+# Storage that clients of umim[s3], umim[gcs] and umim[azure] write, with a bucket.
+_STORED: Final = re.compile(r"(s3a?|gs|gcs|az|abfss?)://[^/]")
 _PACKAGE_PARENT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -54,9 +56,9 @@ def remote_address() -> str | None:
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for example."
     )
     require(not has_credentials(named), ConfigError, rule, f"{scheme}://***", remedy)
-    rule = "UMIM_ROOT must be a directory or an address of object storage"
-    remote = scheme not in ("file", "local")
-    require(remote, ConfigError, rule, named, "Give the path of the directory.")
+    rule = "UMIM_ROOT must be a directory or s3://bucket/prefix, gs://... or az://..."
+    remedy = "Give the path of a directory, or the bucket of an object storage."
+    require(_STORED.match(named) is not None, ConfigError, rule, named, remedy)
     return named
 
 

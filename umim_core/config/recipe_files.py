@@ -18,6 +18,7 @@ from umim_core.store.disk import read_bytes
 AnyRecipe = Recipe | TableRecipe | AdaptationRecipe
 _MAX_BYTES: Final = 1 << 18
 _MAX_ALIASES: Final = 256
+_MAX_DIGITS: Final = 99
 _TAG: Final = "tag:yaml.org,2002:"
 _MERGE: Final = f"{_TAG}merge"
 _OLD_NUMBER: Final = "!old-number"
@@ -69,6 +70,12 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
         node.value = list({key.value: (key, value) for key, value in node.value}.values())
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        if len(node.value) > _MAX_DIGITS:
+            _refuse(node, f"a number must have {_MAX_DIGITS} digits at most")
+        number: int = super().construct_yaml_int(node)
+        return number
+
     def construct_old_number(self, node: yaml.ScalarNode) -> NoReturn:
         rule = f"{node.value[:99]} is one number in YAML 1.1 and another or text in 1.2: "
         _refuse(node, rule + "write it in decimal digits, or in quotes for text")
@@ -77,6 +84,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_implicit_resolvers = {}  # not those of YAML 1.1
 for _tag, _shape in _WORDS.items():
     _Loader.add_implicit_resolver(_tag, re.compile(rf"(?:{_shape})\Z"), None)
+_Loader.add_constructor(f"{_TAG}int", _Loader.construct_yaml_int)
 _Loader.add_constructor(_OLD_NUMBER, _Loader.construct_old_number)
 
 
@@ -96,6 +104,9 @@ def read_recipe_file(path: Path) -> object:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         found = where + ", ".join(filter(None, (error.context, error.problem)))
+        raise ConfigError(f"{path} must be YAML", found, "Correct the file.") from error
+    except UnicodeDecodeError as error:
+        found = f"byte {error.start + 1} of it is not UTF-8"
         raise ConfigError(f"{path} must be YAML", found, "Correct the file.") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         found = "values nested too deeply" if isinstance(error, RecursionError) else str(error)

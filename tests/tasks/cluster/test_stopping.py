@@ -41,6 +41,10 @@ FORKED = """child = multiprocessing.get_context("fork").Process(target=time.slee
     (notes / str(child.exitcode)).touch()
     ready()
     time.sleep(600)"""
+ON_RAY = """from tasks.cluster.ray_cluster import ray_cluster
+    with ray_cluster(1):
+        ready()
+        time.sleep(600)"""
 LINE = "stopped; the same command continues\n"
 IN_C = "hashlib.pbkdf2_hmac('sha1', b'', b'', 10**9)"
 
@@ -57,6 +61,7 @@ TERM, INT = signal.SIGTERM, signal.SIGINT
         pytest.param(TERM, "ready(); threading.Event().wait()", [], id="waiting for a thread"),
         pytest.param(TERM, HEARD, ["told"], id="a call that hears of it, and one that hangs"),
         pytest.param(INT, LOCKED, ["told"], id="a call that waits for what the main thread is at"),
+        pytest.param(TERM, ON_RAY, [], id="on a Ray cluster", marks=pytest.mark.full),
         pytest.param(TERM, FORKED, ["-15"], id="after the end of a child, which is not its own"),
     ],
 )

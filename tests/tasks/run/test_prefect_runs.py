@@ -50,6 +50,12 @@ def test_a_server_that_takes_no_deployments_is_named(monkeypatch: pytest.MonkeyP
         deploy()
 
 
+def test_deployments_without_a_server_are_refused_at_once() -> None:
+    refused = pytest.raises(ConfigError, match="of which PREFECT_API_URL is the address")
+    with temporary_settings({PREFECT_API_URL: None}), refused:
+        deploy()
+
+
 @pytest.mark.parametrize(("place", "refused"), [("docs", True), ("/nowhere", False), (ROOT, False)])
 def test_a_run_whose_worker_stands_in_another_checkout_is_refused(
     place: Path, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
