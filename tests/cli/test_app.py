@@ -45,6 +45,7 @@ REFUSED = {
     "compress a\udcff -c checkpoint": "a text must be UTF-8",
     "generate w1 -c checkpoint --greedy --seed 1": "need --sample; got ['seed']",
     "generate w1 --sample --top-p nan": "--top-p is out of range: it must be a number; got nan",
+    "generate w1 -n 2": "need sampling; got n (num_return_sequences) 2. Add --sample, or",
     "generate w1 --stream --sample -n 2": "--samples cannot be streamed; got --samples 2",
     "generate w1 --show": "--json, which prints one document; got --show True",
     "generate w1 --stream": "--json, which prints one document; got --stream True",

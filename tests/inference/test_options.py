@@ -57,7 +57,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"config": config(do_sample=True, top_p=1.5)}, "top_p is out of range"),
     ({"num_beams": 2}, "beam search is not supported; got num_beams"),
     ({"n": "2"}, "n: it should be a valid integer; got 2"),
-    ({"n": 2}, "Greedy methods .* do not support .num_return_sequences."),
+    ({"n": 2}, "need sampling; got n .num_return_sequences. 2. Add do_sample, or ask for one"),
     ({"n": 0, "do_sample": True}, "num_return_sequences must be 1"),
     ({"n": 2, "num_return_sequences": 2}, "must be given once"),
     ({"temperature": 0.5}, r"need do_sample; got \['temperature'\]"),

@@ -30,7 +30,7 @@ def generate(
     model: shared.ModelOptions,
     chat: bool = False,
     system: str | None = None,
-    max_new_tokens: int | None = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1)] = None,
     do_sample: Annotated[bool | None, typer.Option("--sample/--greedy")] = None,
     temperature: float | None = None,
     top_k: int | None = None,

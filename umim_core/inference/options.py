@@ -292,6 +292,13 @@ def _checked(settings: Mapping[str, Any]) -> GenerationConfig:
     try:
         return GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
     except (TypeError, ValueError) as error:
+        texts, sampled = settings.get("num_return_sequences"), settings.get("do_sample")
+        if isinstance(texts, int) and texts > 1 and not sampled:
+            rule, remedy = (
+                "several texts of a prompt need sampling",
+                "Add do_sample, or ask for one.",
+            )
+            raise GenerationError(rule, f"n (num_return_sequences) {texts}", remedy) from error
         rule, remedy = "a generation option is out of range", "Correct it, or leave it out."
         raise GenerationError(rule, str(error).rstrip("."), remedy) from error
 

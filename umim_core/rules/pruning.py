@@ -222,7 +222,7 @@ def within_budget(rules: RuleSet, budget: float | None) -> RuleSet:
             "a budget must leave at least one rule",
             f"{budget} nats per saved token; the cheapest of {len(rules):,} rules costs "
             f"{float(rules.require_prices().min()):.3g}",
-            "Raise it, or use merge='none'.",
+            "Raise it, or merge none.",
         )
     return affordable
 

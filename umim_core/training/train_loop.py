@@ -57,6 +57,10 @@ def train(
     """
     rule = "training needs at least one row"
     require(objective.num_items > 0, CorpusError, rule, 0, "Give more text or shorter rows.")
+    most = config.max_epochs * objective.num_items
+    rule = f"a batch must be at most {most:,} rows, {config.max_epochs:,} epochs of them"
+    remedy = "Lower the batch size, or give more text."
+    require(config.batch_size <= most, CorpusError, rule, config.batch_size, remedy)
     total = planned_steps(config, objective.num_items)
     progress, best = resume(objective, strategy, state_dir)
     is_first, seconds = rank_and_world()[0] == 0, None

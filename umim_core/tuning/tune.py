@@ -139,13 +139,15 @@ class Comparison:
 
 def tune(rows: Sequence[PromptRow], options: TuneOptions, out: Path) -> Comparison:
     """Tune a checkpoint and write its directory; a killed call goes on, a finished one is found."""
+    requests = len(rows)
     rows = list({row.conversation: row for row in rows}.values())  # the last request of each
     held = rows[1::HELD_OUT]
     held = [held[n] for n in spread_rows(len(held), _COMPARED)]
     trained = [row for n, row in enumerate(rows) if n % HELD_OUT != 1]
     enough = len(trained) >= _VALID and bool(held)
     rule = f"tuning needs at least {_VALID + 3} conversations"
-    require(enough, CorpusError, rule, len(rows), "Log more requests.")
+    found = f"{len(rows)} in {requests} requests; those that begin alike are one"
+    require(enough, CorpusError, rule, found, "Log more requests.")
     job = options.job
     decisive = {
         **asdict(job),

@@ -76,6 +76,9 @@ def test_fewer_steps_than_were_asked_for_are_told(
         result, _ = trained(goal, run.folder, config)
     told = f"1 epochs of {goal.num_items} rows are {result.progress.step} steps, fewer than the"
     assert any(line.startswith(told) for line in caplog.messages)
+    endless = config.model_copy(update={"batch_size": goal.num_items + 1})
+    with pytest.raises(CorpusError, match=r"a batch must be at most .* 1 epochs of them; got"):
+        trained(goal, run.folder / "endless", endless)
 
 
 @pytest.fixture
