@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Place = tuple[int, int]
+Render = Callable[[Chat, Tools | None], str]
 _log: Final = logging.getLogger("umim")
 _REWRITTEN: Final = "its template changes what users say"
 _SCHEMAS: Final = "its template does not write tools as JSON"
@@ -130,22 +131,15 @@ def write_chat(
     remedy = 'Pass [{"type": "function", "function": {"name": ...}}], or none.'
     require(listed is None or is_list, GenerationError, rule, found, remedy)
     template = template_of(tokenizer, tools)
-    texts, parts = (
-        [m if m.get("content") is None else {**m, "content": form(m["content"])} for m in chat]
-        for form in (_joined, _in_parts)
-    )
-    forms = [texts, parts] if texts == list(chat) else [list(chat), texts, parts]
-    for form in forms[:]:
-        common: list[Mapping[str, Any]] = [
-            {**m, "role": MESSAGE_ROLES.get(m["role"], m["role"])} for m in form
-        ]
-        if common != form:
-            forms.append(common)
+
+    def render(chat: Chat, tools: Tools | None) -> str:
+        return rendered(template, chat, tokenizer, tools)
+
     refused: list[GenerationError] = []
-    for form in forms:
+    for form in _forms(chat):
         marks = _Marks(form, tools, roles)
         try:
-            marked = rendered(template, marks.chat, tokenizer, marks.tools)
+            marked = render(marks.chat, marks.tools)
             marks.check(marked)
         except WriterEndedError:
             raise
@@ -153,30 +147,38 @@ def write_chat(
             refused.append(error)
             continue
         plain = marks.chat == form and marks.tools == tools
-        text = marked if plain else rendered(template, form, tokenizer, tools)
-        _check_read(template, form, tokenizer, tools, text, marks.show_tools(marked))
+        text = marked if plain else render(form, tools)
+        _check_read(render, form, None if marks.show_tools(marked) else tools, tools, text)
         return marks.find(marked, text)
     raise refused[0]
 
 
+def _forms(chat: Chat) -> list[list[Mapping[str, Any]]]:
+    """Return a chat as it is, with texts and with parts for contents, then with common roles."""
+    texts, parts = (
+        [m if m.get("content") is None else {**m, "content": form(m["content"])} for m in chat]
+        for form in (_joined, _in_parts)
+    )
+    forms = [texts, parts] if texts == list(chat) else [list(chat), texts, parts]
+    common: list[list[Mapping[str, Any]]] = [
+        [{**m, "role": MESSAGE_ROLES.get(m["role"], m["role"])} for m in form] for form in forms
+    ]
+    return forms + [new for new, form in zip(common, forms, strict=True) if new != form]
+
+
 def _check_read(
-    template: str,
-    chat: Chat,
-    tokenizer: PreTrainedTokenizerBase,
-    tools: Tools | None,
-    text: str,
-    shown: bool,
+    render: Render, chat: Chat, unseen: Tools | None, tools: Tools | None, text: str
 ) -> None:
-    """Refuse a template that writes the same text without tools, which it may show, or calls."""
+    """Refuse a template that writes the same text without tools that were not seen, or calls."""
     without: dict[str, tuple[Chat, Tools | None]] = {}
-    if tools and not shown:
+    if unseen:
         without["tools"] = chat, None
     if any(message.get("tool_calls") for message in chat):
         kept = [{k: v for k, v in m.items() if k != "tool_calls"} for m in chat]
         without["calls of tools"] = kept, tools
     for what, (less, fewer) in without.items():
         try:
-            same = rendered(template, less, tokenizer, fewer) == text
+            same = render(less, fewer) == text
         except GenerationError:  # a reply of calls alone has no content
             same = False
         rule = f"a chat's template must write its {what}"
@@ -187,7 +189,7 @@ def _check_read(
 def content_places(
     chat: Chat,
     text: str,
-    render: Callable[[Chat, Tools | None], str],
+    render: Render,
     tools: Tools | None = None,
     roles: Sequence[Role] = USER,
 ) -> list[Place]:

@@ -48,17 +48,11 @@ def prompt_rows(
     ``answer``. They are not tokenized whole: a megabyte takes 150 of memory.
     """
     for request in requests:
-        read: _Written | None = None
-        if request.messages is None:
-            if _fits((piece := request.prompt[0]).text, tokenizer, most):
-                ids, parts = piece.encoded(tokenizer)
-                read = ids, parts, ids[:0]
-        else:
-            try:
-                read = _written(request.messages, request, tokenizer, roles, left, most)
-            except GenerationError:
-                left.add("chat that the model's template cannot write", request.place)
-                continue
+        try:
+            read = _read(request, tokenizer, roles, left, most)
+        except GenerationError:
+            left.add("chat that the model's template cannot write", request.place)
+            continue
         if read is None or (most is not None and len(read[0]) + max(len(read[2]), answer) > most):
             left.add("request that does not fit the model's context", request.place)
         elif len(read[0]):
@@ -75,15 +69,24 @@ def _fits(text: str, tokenizer: PreTrainedTokenizerBase, most: int | None) -> bo
     return all(size <= most for size in sizes)
 
 
-def _written(
-    messages: list[Message],
+def _read(
     request: Request,
     tokenizer: PreTrainedTokenizerBase,
     roles: Sequence[Role],
     left: Left,
     most: int | None,
 ) -> _Written | None:
-    """Write a chat, with its tools as texts where a template refuses or drops them."""
+    """Return a text's ids, or a chat's as the template writes it; None of one that is too long.
+
+    Tools are texts where a template refuses or drops them.
+    """
+    messages, answer = request.messages, request.answer
+    if messages is None:
+        piece = request.prompt[0]
+        if not _fits(piece.text, tokenizer, most):
+            return None
+        ids, parts = piece.encoded(tokenizer)
+        return ids, parts, ids[:0]
 
     def encoded(
         messages: list[Message], answer: Message | None, tools: list[Message] | None
@@ -95,7 +98,6 @@ def _written(
         ids, parts = encode_parts(tokenizer, written.text, written.places)
         return ids, parts, np.array(encode(tokenizer, said), dtype=np.int64)
 
-    answer = request.answer
     try:
         return encoded(messages, answer, request.tools)
     except GenerationError:
