@@ -84,7 +84,9 @@ def test_the_budget_is_met_without_digits_and_the_result_generates(
     assert umim(*generate[1:], "--max-new-tokens", 2).code == 0
 
 
-def test_a_table_serves_further_targets(umim: Umim, given: Given) -> None:
+def test_a_table_serves_further_targets(
+    umim: Umim, given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert umim("prune", *given, "--keep-all", "--out", "all").code == 0
     table, whole = DamageTable.load("all/damage"), Checkpoint.load("all").rules
     price = priced(table).require_prices()
@@ -94,6 +96,9 @@ def test_a_table_serves_further_targets(umim: Umim, given: Given) -> None:
     fewer = Checkpoint.load("less").rules
     kept = [span in grams_of(fewer) for span in grams_of(whole)]
     assert not all(kept) and fewer.require_prices().tolist() == price[kept].tolist()
+    monkeypatch.chdir("all")
+    named = document(umim("prune", ".", given[1], *again[:2], "--keep-all", "--json"))
+    assert named["name"] == "pruned/all-all"
 
 
 def test_the_rules_of_decoding_are_bounded_by_price_or_by_effect(umim: Umim, given: Given) -> None:

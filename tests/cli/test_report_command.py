@@ -157,6 +157,7 @@ def test_figures_add_up_and_unusable_rows_are_told_without_their_text(
     umim: Umim, letters: Path, tmp_path: Path
 ) -> None:
     rows = [*conversations(40), *(row for row, _ in UNUSABLE.values())]
+    rows[0]["messages"].append(message("system", " "))  # a text of no token
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\nno JSON " + SECRET)
     options = ("report", tmp_path, "--tokenizer", letters)
     page = tmp_path / "report.html"

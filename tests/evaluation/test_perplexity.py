@@ -27,7 +27,7 @@ from support.merged_models import placed
 from support.pairwise import pairwise
 from support.tiny_models import word_tokenizer
 from umim_core.config.form import UnitPositions
-from umim_core.errors import CorpusError, EvaluationError
+from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.windows import Window, document_windows, scored_bytes, second_halves
 from umim_core.merging.likelihood import token_log_probs
@@ -180,7 +180,7 @@ def test_windows_are_cut_while_a_document_is_read() -> None:
 
 @pytest.mark.parametrize(("length", "context", "lead"), [(1, 0, ()), (8, 8, ()), (8, 7, (1,))])
 def test_a_window_without_room_is_refused(length: int, context: int, lead: tuple[int, ...]) -> None:
-    with pytest.raises(CorpusError, match="window"):
+    with pytest.raises(ConfigError, match="window"):
         cut([[1, 2, 3]], length, context, lead)
 
 

@@ -135,7 +135,7 @@ def test_a_recipe_plans_a_training_per_setting_threshold_and_seed(name: str) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"taus": [5, 5]}, "taus must all be different"),
+        ({"taus": [5, 5]}, "taus: must all be different"),
         ({"taus": [0]}, "taus"),
         ({"checkpoints": []}, "checkpoints"),
         ({"questions": {"kind": "docstrings"}, "part": "sequence"}, "leave out part"),

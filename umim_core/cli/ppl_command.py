@@ -18,7 +18,7 @@ def ppl(
     files: list[str],
     *,
     model: shared.ModelOptions,
-    segment_length: int = 512,
+    segment_length: Annotated[int, typer.Option(min=2)] = 512,
     context_tokens: Annotated[int, typer.Option("--context", min=0)] = 0,
     max_segments: AtLeast1 = 64,
     batch_size: AtLeast1 = 8,

@@ -104,7 +104,7 @@ def prune(
         if goal_tr is not None:
             check_target(goal_tr)
     goal = "all" if target_tr is None else target_tr
-    target = own_place("pruned", out, f"{Path(checkpoint).name}-{goal}")
+    target = own_place("pruned", out, f"{Path(checkpoint).resolve().name}-{goal}")
     place = target.directory
     known = place / "damage"
     measured = place.is_dir() and [x for x in place.iterdir() if x.name[0] != "."] == [known]
@@ -191,33 +191,41 @@ def prune(
         "decode_rules": len(decoding),
         "decode_token_reduction": after_decoding,
     }
-    lines = [
-        f"{len(table.rules):,} rules, {found['rules_met']:,} of them met in "
-        f"{table.origin.tokens:,} tokens",
-        f"{len(cut.rules):,} rules stay: token reduction {before:.2%} -> "
-        f"{cut.token_reduction:.2%} on {heldout_rows.size:,} held-out tokens",
-        f"the dearest rule that stays costs an estimated {cut.dearest:.3g} nats per occurrence, "
-        "over the tokens that one saves",
-    ]
-    if len(cut.rules) < len(table.rules):
-        lines.append(
-            f"the others held {found['damage_dropped']:.1%} of the measured divergence and "
-            f"{found['savings_dropped']:.1%} of the saved tokens"
-        )
-    if bound is not None:
-        lines.append(
-            f"generated tokens merge by {len(decoding):,} rules of at most {bound} nats per saved "
-            f"token: token reduction {after_decoding:.2%} of the held-out text"
-        )
-    if decode_tr is not None and after_decoding > _NOTABLE * decode_tr:
-        lines.append(
-            f"({decode_tr:.2%} were asked for: many rules have the price of the dearest one, as "
-            "rules that were not met do, and a bound takes all of them)"
-        )
+    lines = _lines(found)
     if patterns and target_tr is not None:
         lines.append(f"no rule holds: {', '.join(cut.rules.options.protect)}")
     lines.append(f"damage table: {found['damage']}   (--damage: other targets without a new pass)")
     shared.emit_checkpoint(target, place / "checkpoint", found, lines, as_json)
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    before, after = found["token_reduction_before"], found["token_reduction"]
+    lines = [
+        f"{found['rules_before']:,} rules, {found['rules_met']:,} of them met in "
+        f"{found['measured_tokens']:,} tokens",
+        f"{found['rules']:,} rules stay: token reduction {before:.2%} -> {after:.2%} on "
+        f"{found['heldout_tokens']:,} held-out tokens",
+        f"the dearest rule that stays costs an estimated {found['max_damage']:.3g} nats per "
+        "occurrence, over the tokens that one saves",
+    ]
+    if found["rules"] < found["rules_before"]:
+        lines.append(
+            f"the others held {found['damage_dropped']:.1%} of the measured divergence and "
+            f"{found['savings_dropped']:.1%} of the saved tokens"
+        )
+    bound, reduction = found["decode_max_damage"], found["decode_token_reduction"]
+    if bound is not None:
+        lines.append(
+            f"generated tokens merge by {found['decode_rules']:,} rules of at most {bound} nats "
+            f"per saved token: token reduction {reduction:.2%} of the held-out text"
+        )
+    target = found["decode_target"]
+    if target is not None and reduction > _NOTABLE * target:
+        lines.append(
+            f"({target:.2%} were asked for: many rules have the price of the dearest one, as "
+            "rules that were not met do, and a bound takes all of them)"
+        )
+    return lines
 
 
 def _check_own(table: DamageTable, directory: str, umim: UMIM) -> None:

@@ -174,7 +174,7 @@ def serve(
         app = EngineServer(LocalEngine(served, server.sizes()), limits).app(token)
     elif export is None or checkpoint is not None or base:
         rule = "--upstream merges by the spans of an exported model, and runs none"
-        found = f"--export {export}, checkpoint {checkpoint}"
+        found = f"--export {export}, checkpoint {checkpoint}, --base {base}"
         raise ConfigError(rule, found, "Give --upstream URL --export DIR.")
     else:
         from umim_core.backbone.fingerprint import tokenizer_fingerprint

@@ -7,14 +7,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, TypeVar, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from umim_core.errors import ConfigError
 
@@ -27,9 +20,9 @@ SEEDS: Final = 2**31  # every generator takes one of so many
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 
 
-def _different(values: tuple[T, ...], info: ValidationInfo) -> tuple[T, ...]:
+def _different(values: tuple[T, ...]) -> tuple[T, ...]:
     if len(set(values)) != len(values):
-        raise ValueError(f"{info.field_name} must all be different")
+        raise ValueError("must all be different")
     return values
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from umim_core.errors import CorpusError, require
+from umim_core.errors import ConfigError, require
 from umim_core.text.token_ids import Ids, decode
 
 if TYPE_CHECKING:
@@ -43,12 +43,11 @@ class Window:
 def document_windows(
     pieces: Iterable[tuple[Ids, bool]], length: int, context: int = 0, lead: Sequence[int] = ()
 ) -> Iterator[Window]:
-    require(length >= 2, CorpusError, "a window must hold at least two tokens", length, "Use 512.")
     room = length - len(lead)
     overlap = max(context, 0 if lead else 1)
-    rule = f"context must lie between 0 and {room - 1} in a window of {length} tokens"
+    rule = f"context_tokens must lie between 0 and {room - 1} in a window of {length} tokens"
     fits = 0 <= context < room and overlap < room
-    require(fits, CorpusError, rule, context, "Lower it, or use longer windows.")
+    require(fits, ConfigError, rule, context, "Lower it, or use longer windows.")
     front = np.asarray(lead, dtype=np.int32)
     document, before, buffer = 0, 0, np.zeros(0, dtype=np.int32)
     for ids, last in pieces:

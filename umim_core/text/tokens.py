@@ -12,7 +12,7 @@ import logging
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -171,7 +171,8 @@ def iter_token_pieces(
         yield from tokenize_parts(source.pieces(bad), tokenizer)
         return
     bad = BadRows()
-    yield from tokenize_parts(not_empty(source, source.pieces(bad)), tokenizer)
+    with suppress(GeneratorExit):  # the first ids may be enough
+        yield from tokenize_parts(not_empty(source, source.pieces(bad)), tokenizer)
     if bad.count:
         _log.warning("unusable rows skipped: %d, the first: %s", bad.count, bad.first)
 

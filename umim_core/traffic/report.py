@@ -142,7 +142,7 @@ def traffic_report(
     has_digit = np.zeros(MAX_TOKEN_ID + 1, dtype=np.bool_)
     has_digit[list(excluded_ids(tokenizer, ("digits",)))] = True
     total = numbers = 0
-    for text in (text for request in read for text in request.prompt):
+    for text in (text for request in read for text in request.prompt if len(text.ids)):
         kinds, content = tokens.setdefault(text.piece.role, {}), text.piece.content
         kinds[content] = kinds.get(content, 0) + len(text.ids)
         numbers += int(has_digit[text.ids].sum())
