@@ -1,8 +1,7 @@
 """The ``umim`` command: mine, train, compress text, generate, measure perplexity.
 
-Everything runs in one process on one machine; the pipeline is ``python -m flows``. With ``--json``
-a command prints one JSON document on stdout and nothing else. Errors go to stderr and give a
-non-zero exit status: 1 for a broken rule (typed errors), 2 for wrong usage.
+With ``--json`` a command prints one JSON document on stdout and nothing else. Errors go to stderr;
+the exit status is 1 for a broken rule (typed errors), 2 for wrong usage.
 """
 
 from __future__ import annotations

@@ -1,13 +1,5 @@
 """Recipes of flow ``umim-adapt`` that draw the curves of one task: settings, thresholds, seeds.
 
-questions      in three splits: rules and updates from ``train``, selection on ``valid``, figures
-               from ``test``
-checkpoints    each is a curve's start (the paper's WT), next to its frozen base model
-settings x taus x seeds
-               rules of the task by threshold, what is trained on them, and its accuracy
-controls x seeds
-               as many parameters trained on the same answers without merging
-
 Source: paper, "Task Adaptation with SFT and RL", table task_adaptation_configurations.
 """
 

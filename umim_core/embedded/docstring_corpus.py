@@ -2,14 +2,10 @@
 
     module.py --ast--> docstrings --blank lines--> paragraphs --not seen before--> document
 
-Docstrings of modules, classes and functions over 120 characters are split at blank lines. A
-paragraph over 60 characters whose whitespace-folded hash was seen anywhere before, in any split, is
-dropped; a document over 120 characters remains. The split of a document is decided by the hash of
-its module path, so that it never changes with the set of installed packages. Which paragraph counts
-as the repetition does depend on the order, hence the fixed order of `TRAINING_PACKAGES`.
-
-The pre-trained models of this project were trained with exactly this rule. Changing the package
-order, a limit or the split rule would show them test text as training text.
+The split of a document follows from the hash of its module path, whatever packages are installed.
+Which paragraph counts as the repetition depends on the order, hence that of `TRAINING_PACKAGES`.
+The models of this project were trained with exactly this rule: another package order, limit or
+split rule would show them test text as training text.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
     results of a task    acc, acc_base, acc_difference, each with its standard error
     a logged sample      base: responses and metrics of the base model for the same question
 
-lm-eval 0.4.13 gives a model its requests, never its tasks, and offers no other place for this. The
-first model of ours puts a function in the place of ``lm_eval.evaluator.evaluate``; other models
-pass through it unchanged. Who took lm-eval's function before that calls the old one: the model then
-refuses its requests, since there would be no differences.
+lm-eval 0.4.13 gives a model its requests, never its tasks, and offers no other place for this than
+``lm_eval.evaluator.evaluate``, which the first model of ours replaces; other models pass through.
+Who took lm-eval's function before that calls the old one: the model then refuses its requests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Texts generated after shortened prompts, cut to their limits, with their tokens and units.
 
-UMIM and baselines that merge spans read prompts in units; a token reducer's prompts lose tokens
-before they are read; policies of the cache read them raw, and drop columns after the prompt and
-after every token, span eviction in a batch, the others row by row. Generation kwargs of lm-eval
-have the meaning that they have to its ``hf`` model.
+Generation kwargs of lm-eval have the meaning that they have to its ``hf`` model.
 """
 
 from __future__ import annotations

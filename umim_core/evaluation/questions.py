@@ -1,16 +1,12 @@
 """The one scorer of questions: of shards of any task, of whole tasks, of answers given as ids.
 
-What is kept of a shard are values that the task's metrics average, so shards of any split of the
-questions add up to the same means. Examples in prompts and sampled answers, where a task draws
-them, are those of the shard, whoever scores it.
-
+Values of a shard are averaged over questions, so shards of any split add up to the same means.
 Four accuracies stand side by side and are never relabelled: ``acc`` (sum of log-probabilities) and
 ``acc_norm`` (per character) are lm-eval's own; ``acc_seq`` is the paper's, the mean log-probability
 per token of prompt and answer (``SequenceTask``); ``acc_tok`` is ours, the mean per answer token,
 which is also what the preference loss trains.
 
-Workers and pages import the records here, so neither torch nor lm-eval is loaded before a function
-needs it.
+Neither torch nor lm-eval is loaded before a function needs it: pages import the records, too.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Metrics of generated texts by name: matches, code tests, contests, ROUGE, BERTScore.
 
 A metric takes the texts that answer one question and the question's row, and returns its figures,
-the mean over the texts. Tasks name metrics (``GenerationSet.metrics``, ``text_metrics`` of a YAML
-file); ``TEXT_METRICS`` has them all. lm-eval takes the mean over questions and its standard error.
+the mean over the texts; lm-eval takes the mean over questions and its standard error.
 
-BERTScore here has stand-in features: the published scores read RoBERTa-large, ours last hidden
-states of a causal model. They rank texts among each other, and are called
-``..._stand_in_features`` so that nobody compares them with published ones. The formula is written
-out: bert-score takes every text of two tokens for an empty one, because the two would be [CLS] and
-[SEP], which causal models do not add. No weights by rarity, no rescaling by a baseline.
+BERTScore reads last hidden states of a causal model, not RoBERTa-large: it ranks texts among each
+other and is called ``..._stand_in_features`` so that nobody compares it with published scores. The
+formula is written out: bert-score takes every text of two tokens for an empty one, because the two
+would be [CLS] and [SEP]. No weights by rarity, no rescaling by a baseline.
 
 Shapes: T tokens of a text, R of a reference, d hidden size.
 """

@@ -1,8 +1,7 @@
 """Prompts of requests as ids: one long text never holds the others.
 
-Tokenizers let several threads encode at once, outside of Python's lock, once their settings stay as
-they are. A text that cannot fit the context is refused before it is encoded; of other long ones one
-is encoded at a time.
+A text that cannot fit the context is refused before it is encoded; of other long ones one is
+encoded at a time.
 """
 
 from __future__ import annotations

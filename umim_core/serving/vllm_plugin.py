@@ -1,18 +1,16 @@
 """vLLM reads exported models: merged prompts for unchanged clients, and no span is ever written.
 
-``vllm serve DIR --tokenizer-mode umim`` merges where vLLM turns texts into ids::
+``vllm serve DIR --tokenizer-mode umim`` merges where vLLM turns texts into ids, so stop strings,
+bad words and grammars keep the tokenizer's::
 
     chat      user  Where is the Eiffel Tower?  -> template and replies raw, contents merged
     prompt    a text                            -> merged but for its last 16 tokens
     prompt    ids                               -> as they came
 
-Nothing else uses the renderer, so stop strings, bad words and grammars keep the tokenizer's ids.
-The mask needs no option: with this package installed, vLLM gives the ids of spans a logit of -inf
-in every model of a local directory that has some. Models with adapters need none, either (see
-``vllm_adapters``).
-
-vLLM finds :func:`register` by the entry point ``umim`` of ``vllm.general_plugins``. This module
-must not load numba: vLLM 0.32's workers on CPU fail where it is loaded before they start.
+The mask, a logit of -inf for the ids of spans, needs no option, nor do adapters
+(``vllm_adapters``): vLLM finds :func:`register` by the entry point ``umim`` of
+``vllm.general_plugins``. This module must not load numba: vLLM 0.32's workers on CPU fail where it
+is loaded before they start.
 """
 
 from __future__ import annotations

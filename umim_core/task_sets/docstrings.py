@@ -6,9 +6,8 @@
     ----------                             the object's own name is blanked where it would tell
     axis : int
 
-Questions of a split are made of documents of that split alone, so that a model trained on the
-``train`` documents has seen no text of a ``test`` question. Chance is 25 %. Everything is drawn by
-hash of the document ids: the same corpus gives the same bytes.
+Questions are made of documents of their split alone, and drawn by hash of the document ids: the
+same corpus gives the same bytes.
 """
 
 from __future__ import annotations

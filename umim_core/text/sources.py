@@ -5,14 +5,10 @@ files::
 
     ("books", "a.txt")  ->  TextFiles(paths=("books/1.txt", "books/2.txt", "a.txt"))
 
-A name is a local path, a folder, a pattern, or an address of a file system that Arrow knows: S3,
-GCS, HDFS ... An address is ``scheme://place/path?options``; Arrow reads the options, for S3 for
-example ``?region=eu-west-1&endpoint_override=127.0.0.1:9000&scheme=http``. Addresses may carry
-credentials, so a file is shown without them: ``str(file)`` is safe in messages, ``file.location``
-is not. The ending of a name, in any case, says what a file holds; what it does not say is never
-guessed.
-
-A source gives its documents in pieces, or ready ids; ``tokens`` makes token files of both.
+An address is ``scheme://place/path?options`` of a file system that Arrow knows: S3, GCS, HDFS ...;
+Arrow reads the options, ``?region=eu-west-1&endpoint_override=127.0.0.1:9000&scheme=http`` say. It
+may carry credentials: ``str(file)`` is safe in messages, ``file.location`` is not. The ending of a
+name, in any case, says what a file holds; what it does not say is never guessed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The process that runs templates for ``template_process``, apart from this package.
 
 A template is code of whoever made the model: it may loop for ever, or double a text until memory is
-gone, in ways that no check of its text finds. Here the kernel ends it: a timer of processor time,
-which others do not use up, and a bound on the process's memory. One JSON request per line,
-``{"template", "messages", "tools", "names"}``, one JSON answer, ``{"text"}`` or ``{"error"}``.
+gone. Here the kernel ends it, by a timer of processor time, which others do not use up, and a bound
+on memory. One JSON request per line, ``{"template", "messages", "tools", "names"}``, one JSON
+answer, ``{"text"}`` or ``{"error"}``.
 """
 
 from __future__ import annotations

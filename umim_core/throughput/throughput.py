@@ -2,14 +2,11 @@
 
 Both sides run on the same engine and the same prompts, in alternating pairs; the speed-up is the
 median of the pairs' ratios. Throughput counts original tokens. Matching, merging and packing belong
-to UMIM's time. Every pair has prompts of its own, cut from the text a little further on: the engine
-keeps the spans it merged while decoding, and a repeated prompt would find all of them.
+to UMIM's time. Every pair has prompts of its own: the engine keeps the spans it merged while
+decoding, and a repeated prompt would find all of them.
 
-    rules         fixed-pairs: a controlled token reduction; 50 %: two raw tokens are one unit;
-                  above that by spans of four
-                  natural: all rules of the checkpoint, those above its bound of decoding, too;
-                  token reduction as realised
-    phases        prefill: up to the first token; decode: after it; request: both
+    fixed-pairs   a controlled token reduction; above 50 % by spans of four
+    natural       all rules of the checkpoint, those above its bound of decoding, too
 """
 
 from __future__ import annotations

@@ -2,16 +2,10 @@
 
     python -I -S -B sandbox_guard.py PROGRAM FD PARENT SECONDS MEGABYTES   (standard input: a nonce)
 
-The kernel then allows this process what reading, computing and ending need, and answers everything
-else by "operation not permitted" (seccomp): sockets, processes and threads, opening a file to
-write, removing, renaming, changing or locking one, signals to others, mounts. It opens to read what
-the interpreter, the standard library and the program are made of, and nothing else: no /proc, no
-/dev, no file of the user (Landlock). Landlock also keeps it from other processes' memory and
-descriptors, however it names them. Limits bound its time and memory, and it ends with the process
-PARENT. After that the program runs here, as ``__main__``; the nonce on FD says that it came to its
-end, a line with the exception's name that it did not.
-
-Nothing but the standard library is imported: no site-packages, no package of ours.
+What seccomp does not allow is answered by "operation not permitted"; Landlock opens to read what
+the interpreter, the standard library and the program are made of. The program then runs here, as
+``__main__``; the nonce on FD says that it came to its end, a line with the exception's name that it
+did not. Nothing but the standard library is imported: no site-packages, no package of ours.
 """
 
 from __future__ import annotations
