@@ -52,10 +52,8 @@ _QUESTION: Final = (
 
 @dataclass(frozen=True)
 class EvaluatorHeads:
-    """Indices of attention heads, rising, of one layer, from 0."""
-
-    layer: int
-    heads: tuple[int, ...]
+    layer: int  # from 0
+    heads: tuple[int, ...]  # rising
 
 
 @torch.no_grad()
@@ -98,10 +96,8 @@ def best_heads(mass: NDArray[np.float64]) -> EvaluatorHeads:
 
 @dataclass(frozen=True)
 class Probe:
-    """A text of ids [T] (int64) with a question about a needle, and where its tokens are."""
-
-    ids: Ints
-    needle: slice
+    ids: Ints  # of a text with a question about a needle [T]
+    needle: slice  # its tokens
 
 
 def needle_mass(layers: Backbone, texts: Iterator[Probe]) -> NDArray[np.float64]:

@@ -53,16 +53,12 @@ _CHUNK_ENDS: Final = (".", "\n")
 
 @dataclass(frozen=True)
 class Words:
-    """Words of a text as a classifier has them: from where to where, in characters [W] (int64).
+    """Words of a text as a classifier has them [W]."""
 
-    ``chances`` are probabilities of preserving, the mean of a word's tokens' [W]; ``chunks``
-    numbers of the chunks that words were read in [W] (int64), rising.
-    """
-
-    starts: Ints
+    starts: Ints  # characters
     ends: Ints
-    chances: NDArray[np.float64]
-    chunks: Ints
+    chances: NDArray[np.float64]  # of preserving: the mean of the word's tokens'
+    chunks: Ints  # number of the chunk that it was read in, rising
 
 
 @dataclass(frozen=True)

@@ -66,48 +66,38 @@ class TokenReducer(ABC):
 
     @abstractmethod
     def keep(self, text: Text, budget: int) -> Ints:
-        """Choose tokens that stay: ``budget`` of them, 1 .. T, never fewer than are protected.
+        """Return the tokens that stay: indices [budget] (int64), rising, protected ones among them.
 
-        Returns:
-            Indices [budget] (int64), rising; published forms keep about as many. Every protected
-            token is among them. The same text and budget give the same ones.
+        The budget is 1 .. T, and as many as are protected at least; published forms keep about as
+        many. The same text and budget give the same ones.
         """
 
 
 @dataclass(frozen=True)
 class HeldColumns:
-    """The KV cache of one layer, counted from 0, after a forward, for one text.
+    """The KV cache of one layer after a forward, for one text."""
 
-    Attributes:
-        keys: Keys [H, L, D]; the forward wrote the last W columns.
-        attention: Weights of the forward's queries [A, W, L]; None unless the policy reads them.
-    """
-
-    layer: int
-    keys: Tensor
-    attention: Tensor | None
+    layer: int  # from 0
+    keys: Tensor  # [H, L, D]; the forward wrote the last W columns
+    attention: Tensor | None  # of the forward's queries [A, W, L], if the policy reads it
 
 
 class CachePolicy(ABC):
     """Chooses which columns of a KV cache survive a forward; one object per text.
 
     It is asked after each forward, layer by layer, and may remember what it saw.
-
-    Attributes:
-        reads_attention: Whether it needs attention weights (eager attention is slower).
-        rotation: Turns the keys that stay to their positions inside the cache; None leaves all
-            columns at the positions of their tokens in the text.
     """
 
-    reads_attention: ClassVar[bool] = False
+    reads_attention: ClassVar[bool] = False  # eager attention is slower
+    # Turns the keys that stay to their positions inside the cache; None leaves all columns at the
+    # positions of their tokens in the text.
     rotation: KeyRotation | None = None
 
     @abstractmethod
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
-        """Choose columns of one layer, of which ``budget`` may stay, at least 1.
+        """Return the columns of one layer that stay, of which ``budget`` may, at least 1.
 
-        Returns:
-            Indices [H, K] (int64), rising along a head, K the same for all layers.
+        Indices [H, K] (int64) rise along a head; K is the same for all layers.
         """
 
 
@@ -124,17 +114,12 @@ class MergedSpans:
 
 @dataclass(frozen=True)
 class EvictedColumns:
-    """A method that drops columns of the KV cache.
+    """A method that drops columns of the KV cache."""
 
-    Attributes:
-        new_policy: Makes the policy of a text, given its raw ids [T].
-        age: Tokens after which spans leave the cache (span eviction); None of other policies.
-        score: Scores continuations of a context [T] under a budget of its columns while columns go
-            before the prompt is read to its end; None where they go behind it.
-    """
-
-    new_policy: Callable[[Ints], CachePolicy]
-    age: int | None = None
+    new_policy: Callable[[Ints], CachePolicy]  # of a text, given its raw ids [T]
+    age: int | None = None  # tokens after which spans leave the cache (span eviction)
+    # Scores continuations of a context [T] under a budget of its columns while columns go before
+    # the prompt is read to its end; None where they go behind it.
     score: ScoreEndings | None = None
 
 

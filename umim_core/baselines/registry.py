@@ -35,19 +35,10 @@ from umim_core.rules.matcher import Matcher
 
 @dataclass(frozen=True)
 class Baseline:
-    """A baseline.
-
-    Attributes:
-        side: ``prompt`` saves prefill and KV cache, ``cache`` the KV cache alone.
-        line: What it does.
-        make: Makes the method for a backbone and a matcher.
-        own_model: Names the model of its own that it would choose by now, as name@commit, and loads
-            nothing; None of a baseline that chooses by the backbone.
-    """
-
-    side: Literal["prompt", "cache"]
-    line: str
+    side: Literal["prompt", "cache"]  # saves prefill and KV cache, or the KV cache alone
+    line: str  # what it does
     make: Callable[[Backbone, Matcher], Method]
+    # Names the model of its own that it would choose by now, as name@commit, and loads nothing.
     own_model: Callable[[], str] | None = None
 
 

@@ -65,19 +65,15 @@ Found = tuple[str, ObjectKind, str, int]  # name, kind, docstring, which one of 
 class Document:
     """One docstring after the removal of repeated paragraphs.
 
-    Attributes:
-        id: ``"<posix module path>::<qualified name>"``; a ``#2``, ``#3`` ... follows a name that
-            the module defines again. The module itself has an empty qualified name.
-        text: The paragraphs that are left, joined by blank lines.
-        name: The name of the object; for a module its stem, for ``__init__`` its folder.
-        has_summary: Whether the docstring's own first paragraph is still there.
+    Its id is ``"<posix module path>::<qualified name>"``, the latter empty for the module itself; a
+    ``#2``, ``#3`` ... follows a name that the module defines again.
     """
 
     id: str
-    text: str
-    name: str
+    text: str  # the paragraphs that are left, joined by blank lines
+    name: str  # of the object; for a module its stem, for ``__init__`` its folder
     kind: ObjectKind
-    has_summary: bool
+    has_summary: bool  # whether the docstring's own first paragraph is still there
 
 
 def read_modules(paths: Sequence[Path], workers: int = 1) -> Iterator[list[Found]]:
@@ -168,18 +164,12 @@ def build_corpus(
     stdlib: Path | None = None,
     workers: int = 1,
 ) -> dict[Split, int]:
-    """Write ``train``, ``valid``, ``test``, ``ood_math`` and ``ood_stdlib`` ``.jsonl`` into `out`.
-
-    Rows are the fields of `Document`. The training file is in the order of the hash of the ids, the
-    other files follow the packages. The same installed versions give the same bytes. About 100 s on
-    one core for the full stack.
+    """Write a file of `Document` rows per split, and return their numbers.
 
     Train, valid and test are of ``packages``, in order, then ``ood_math`` of ``out_of_domain`` and
-    ``ood_stdlib`` of ``stdlib``; by default all are the running interpreter's. Modules that are not
-    valid Python or UTF-8 are left out.
-
-    Returns:
-        Documents of each split.
+    ``ood_stdlib`` of ``stdlib``; by default all are the running interpreter's. The training file is
+    in the order of the hash of the ids. The same installed versions give the same bytes. About
+    100 s on one core for the full stack.
     """
     site = site_packages or Path(sysconfig.get_path("purelib"))
     library = stdlib or Path(sysconfig.get_path("stdlib"))

@@ -73,9 +73,9 @@ def _blocks(teacher: Tensor, student: Tensor) -> Iterator[tuple[Tensor, Tensor, 
 
 
 class _RowSums(NamedTuple):
-    """Sums over the vocabulary of each row [C]: log of the sum of exp(logit), KL, cross-entropy."""
+    """Sums over the vocabulary of each row [C]."""
 
-    log_sum_t: Tensor
+    log_sum_t: Tensor  # log of the sum of exp(logit)
     log_sum_s: Tensor
     kl: Tensor
     cross_entropy: Tensor
@@ -201,13 +201,8 @@ _HEAD_IDS: Final = 8192  # vocabulary entries whose weights are widened at once
 
 @dataclass(frozen=True)
 class AlignmentResult:
-    """Sums of every metric over the paper's rows of each row of text [B, M], and means over states.
-
-    ``row_counts`` [B] says how many of the paper's rows each has.
-    """
-
-    row_sums: NDArray[np.float64]
-    row_counts: NDArray[np.int64]
+    row_sums: NDArray[np.float64]  # of every metric over the paper's rows of each text row [B, M]
+    row_counts: NDArray[np.int64]  # how many of the paper's rows each has [B]
     state_means: dict[str, float]
     state_rows: int
     token_reduction: float

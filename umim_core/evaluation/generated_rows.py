@@ -33,19 +33,12 @@ _ALLOWED: Final = HONOURED - {"num_return_sequences", "stop_strings"} | {"num_be
 
 @dataclass(frozen=True)
 class GenKwargs:
-    """Generation settings of a group of requests.
+    """Generation settings of a group of requests."""
 
-    Attributes:
-        options: What the kwargs ask of the engine, but for ``max_new_tokens``.
-        until: Texts to cut the generated text at, the end of a text included.
-        new_tokens: Tokens that a prompt leaves room for.
-        max_length: Most tokens of prompt and text together; None bounds the text alone.
-    """
-
-    options: GenerateOptions
-    until: list[str]
-    new_tokens: int
-    max_length: int | None
+    options: GenerateOptions  # but for ``max_new_tokens``
+    until: list[str]  # texts to cut the generated text at, the end of a text included
+    new_tokens: int  # that a prompt leaves room for
+    max_length: int | None  # of prompt and text together; None bounds the text alone
 
     def limits(self, prompt_lengths: Sequence[int]) -> list[int]:
         if self.max_length is None:

@@ -23,14 +23,9 @@ from umim_core.text.token_ids import AnyInts
 
 @dataclass(frozen=True)
 class PerplexityResult:
-    """Negative log-probability (nats) and predicted raw tokens of each window, one of all but one.
-
-    ``token_reduction`` is (raw tokens - units) / raw tokens over all that was compressed.
-    """
-
-    row_sums: tuple[float, ...]
-    row_targets: tuple[int, ...]
-    token_reduction: float
+    row_sums: tuple[float, ...]  # negative log-probability (nats) of each window
+    row_targets: tuple[int, ...]  # predicted raw tokens of each
+    token_reduction: float  # (raw tokens - units) / raw tokens over all that was compressed
 
     def __post_init__(self) -> None:
         rule, remedy = "there must be at least one target token", "Give windows of more tokens."

@@ -45,27 +45,17 @@ def of_ruler(task: str) -> bool:
 
 @dataclass(frozen=True)
 class QuestionSource:
-    """A task of ``task_sets``, of a YAML file of ours, or of lm-eval.
-
-    Attributes:
-        hub: Folder that stands for the hub; None asks the hub, or its cache.
-        folder: Folder of the questions of a task of ``task_sets``; None: its own source.
-        digest: Of the folder that is named; what is kept of its content is kept by it.
-        checkpoint: The tokens of its backbone, which lies at ``backbone`` if it has no name,
-            measure prompts.
-        options: Of a task that the package generates (``TaskOptions``).
-        new_tokens: Most tokens of an answer, and ``answers`` per question; None for the task's own.
-    """
+    """A task of ``task_sets``, of a YAML file of ours, or of lm-eval."""
 
     task: str
-    hub: str | None = None
-    folder: str | None = None
-    digest: str = ""
-    checkpoint: str | None = None
-    backbone: str | None = None
-    options: tuple[tuple[str, int], ...] = ()
-    new_tokens: int | None = None
-    answers: int | None = None
+    hub: str | None = None  # folder that stands for the hub; None asks the hub, or its cache
+    folder: str | None = None  # of the questions of a task of ``task_sets``; None: its own source
+    digest: str = ""  # of the folder that is named; what is kept of its content is kept by it
+    checkpoint: str | None = None  # the tokens of its backbone measure prompts
+    backbone: str | None = None  # where it lies, if it has no name
+    options: tuple[tuple[str, int], ...] = ()  # of a generated task (``TaskOptions``)
+    new_tokens: int | None = None  # most of an answer; None for the task's own
+    answers: int | None = None  # most of a question; None for the task's own
     seed: int = 0
     confirm_run_unsafe_code: bool = False
 
@@ -88,23 +78,13 @@ class QuestionSet:
 
 @dataclass(frozen=True)
 class ShardScores:
-    """Scores of a shard.
-
-    Attributes:
-        values: Metric -> a value per question.
-        prompts: lm-eval's hash of the prompt of each question.
-        total: Sizes of all contexts and answers; zeros where nothing was matched.
-        answers: Generated texts of each question; empty for a task of likelihoods.
-        sizes: Those of each question's prompts and answers; empty likewise.
-        baseline: Whether a baseline shortened the contexts.
-    """
-
-    values: dict[str, list[float]]
-    prompts: list[str]
-    total: Sizes = field(default_factory=Sizes)
+    values: dict[str, list[float]]  # by metric, per question
+    prompts: list[str]  # lm-eval's hash of the prompt of each question
+    total: Sizes = field(default_factory=Sizes)  # zeros where nothing was matched
+    # Of each question: generated texts, sizes of prompts and answers; none of likelihoods.
     answers: list[list[str]] = field(default_factory=list)
     sizes: list[Sizes] = field(default_factory=list)
-    baseline: bool = False
+    baseline: bool = False  # whether one shortened the contexts
 
     def figures(self) -> dict[str, float]:
         """Return means, standard errors (``_stderr``) and token reduction as flat figures."""

@@ -80,10 +80,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Log-probability of a request's continuation (nats), whether greedy decoding gives it."""
-
-    log_prob: float
-    greedy: bool
+    log_prob: float  # of a request's continuation, nats
+    greedy: bool  # whether greedy decoding gives it
     sizes: Sizes
 
     @classmethod
@@ -93,16 +91,11 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class _Context:
-    """A context as it fits, [T] raw ids, with the numbers of the requests that share it.
-
-    ``stays`` are its units, or the tokens or columns that may stay of it.
-    """
-
-    ids: Ints
+    ids: Ints  # raw ones [T], as they fit
     parts: Parts | None
     query: Query
-    stays: int
-    members: list[int]
+    stays: int  # its units, or the tokens or columns that may stay of it
+    members: list[int]  # numbers of the requests that share it
 
 
 @dataclass

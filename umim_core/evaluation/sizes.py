@@ -15,19 +15,14 @@ class Sizes:
 
     ``tokens`` and ``units`` are of context and continuation, or of prompt and generated text;
     ``context_tokens`` and ``context_units`` of the context alone, 0 where it is not matched alone.
-
-    Attributes:
-        columns: Columns of a layer's KV cache that stayed of the context; None if none is dropped.
-        shortfall: Tokens or columns that stayed of the context beyond a baseline's budget, because
-            they are protected or the method drops no more.
     """
 
     tokens: int = 0
     units: int = 0
     context_tokens: int = 0
     context_units: int = 0
-    columns: int | None = None
-    shortfall: int = 0
+    columns: int | None = None  # of a layer's KV cache that stayed of the context, if some went
+    shortfall: int = 0  # tokens or columns that stayed of it beyond a baseline's budget
 
     def __add__(self, other: Sizes) -> Sizes:
         columns = [size.columns for size in (self, other) if size.columns is not None]

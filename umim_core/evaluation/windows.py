@@ -28,16 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a document.
-
-    Attributes:
-        ids: Special ids in front, context, then what is scored [up to the window's length].
-        given: Leading ids that are not scored, at least 1.
-    """
-
-    ids: Ids
-    given: int
-    document: int
+    ids: Ids  # special ones in front, context, then what is scored [up to the window's length]
+    given: int  # leading ids that are not scored, at least 1
+    document: int  # its number
 
 
 def document_windows(

@@ -121,26 +121,18 @@ def cue_of(template: str) -> str:
 class TaskSet:
     """A multiple-choice task, by the name that recipes and lm-eval have.
 
-    Attributes:
-        write: Write ``<split>.jsonl`` with rows ``{"context", "choices", "gold"}`` into a folder,
-            at most so many per split (None: all), from a corpus folder or (None) from its own
-            source.
-        chance: Accuracy of guessing, 0..1.
-        metrics: What the comparison shows, the headline first; of ``TaskResult``.
-        splits: Splits that ``write`` makes; ``test`` is scored, the others adapt.
-        corpus: Kind of the corpus whose documents the questions are made of; None for a task that
-            brings its own.
-        sources: [name, digest or version] of what is read where no corpus is given.
+    ``write`` makes ``<split>.jsonl`` with rows ``{"context", "choices", "gold"}`` in a folder, at
+    most so many per split (None: all), from a corpus folder or (None) from its own source.
     """
 
     name: str
     write: WriteQuestions
-    chance: float
+    chance: float  # accuracy of guessing, 0..1
     form: QuestionForm
-    metrics: tuple[str, ...] = ("acc_tok",)
-    splits: tuple[TaskSplit, ...] = SPLITS
-    corpus: str | None = None
-    sources: Callable[[], list[list[str]]] = list
+    metrics: tuple[str, ...] = ("acc_tok",)  # the headline first
+    splits: tuple[TaskSplit, ...] = SPLITS  # ``test`` is scored, the others adapt
+    corpus: str | None = None  # kind of the one whose documents are asked of; None: its own
+    sources: Callable[[], list[list[str]]] = list  # [name, version] of what ``write`` reads itself
 
     @property
     def merge(self) -> Literal["prompt", "all"]:

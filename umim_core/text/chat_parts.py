@@ -55,7 +55,7 @@ from umim_core.text.token_ids import encode, typed_panics
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Place = tuple[int, int]
+Place = tuple[int, int]  # first character, end excluded
 Render = Callable[[Chat, Tools | None], str]
 _log: Final = logging.getLogger("umim")
 _REWRITTEN: Final = "its template changes what users say"
@@ -77,21 +77,13 @@ _MAPS: Final = tuple(
 
 @dataclass(frozen=True)
 class WrittenChat:
-    """A chat as its template writes it.
+    """A chat as its template writes it."""
 
-    Attributes:
-        text: All of it, the beginning of a reply behind it.
-        places: Where contents stand that may merge, in order (characters, end excluded).
-        end: Where the content of the last message ends; None where that is not known.
-        unmerged: Why contents of these roles stay raw; "" where all may merge.
-        chat: The form in which the template read it.
-    """
-
-    text: str
-    places: list[Place]
-    end: int | None
-    unmerged: str
-    chat: Chat = field(compare=False, repr=False)
+    text: str  # the beginning of a reply behind it
+    places: list[Place]  # where contents stand that may merge, in order
+    end: int | None  # where the content of the last message ends, if that is known
+    unmerged: str  # why contents of these roles stay raw; "" where all may merge
+    chat: Chat = field(compare=False, repr=False)  # the form in which the template read it
 
     def followed_by(self, reply: Mapping[str, Any]) -> Chat:
         """Return the chat with a reply behind it, of the same form."""
@@ -218,9 +210,7 @@ def _is_text(part: object) -> bool:
 class _Marks:
     """A chat with marks around the contents that must not get lost, and how to find them.
 
-    Attributes:
-        chat: Its messages with marks.
-        tools: Its tools, with keys where they may merge.
+    ``chat`` are its messages with marks, ``tools`` its tools, with keys where they may merge.
     """
 
     def __init__(
@@ -438,18 +428,12 @@ def _spelled(schema: str) -> Iterator[Place]:
 
 @dataclass
 class _Level:
-    """An open object or list of JSON, or the whole.
+    """An open object or list of JSON, or the whole."""
 
-    Attributes:
-        of: The key of a schema whose value it is, as written; "" of another.
-        loose: Keys with an object so far, where these are names unless ``properties`` comes.
-        key: Whose value comes next, as written, and its ``place``.
-    """
-
-    of: str = ""
-    loose: list[Place] | None = None
-    key: str = ""
-    place: Place = (0, 0)
+    of: str = ""  # the key of a schema whose value it is, as written
+    loose: list[Place] | None = None  # keys with an object: names unless ``properties`` comes
+    key: str = ""  # whose value comes next, as written
+    place: Place = (0, 0)  # of the key
 
 
 def log_unmerged(reason: str) -> None:
@@ -475,11 +459,7 @@ def token_ranges(
 def encode_parts(
     tokenizer: PreTrainedTokenizerBase, text: str, places: Sequence[Place]
 ) -> tuple[NDArray[np.int64], tuple[Place, ...]]:
-    """Encode a text of a chat, with the tokens that lie within some of its characters.
-
-    Returns:
-        Raw ids [T] (int64), and the tokens that may merge, as :func:`token_ranges`.
-    """
+    """Return raw ids [T] of a text of a chat, and the tokens that may merge (`token_ranges`)."""
     rule, found = "a chat must hold no lone surrogates", encoding_error(text)
     remedy = "Decode the text that it comes from as UTF-8 or UTF-16."
     require(found is None, GenerationError, rule, found, remedy)

@@ -19,14 +19,8 @@ class TextStream:
         stop "END"         tokens  the  EN  VY        pieces  "the", "", "ENVY"
         stop "<end>user"   tokens  the  <end>  user   pieces  "the", "", stop
 
-    Args:
-        decode: Gives the text of ids without special tokens.
-        special: Texts of special tokens that marks and stop strings may hold.
-        stops: Texts that end it.
-        marks: Special tokens that are shown.
-
-    Attributes:
-        stopped: Whether a stop has come.
+    ``decode`` gives the text of ids without special tokens, ``special`` the texts of those that
+    marks and stop strings may hold; ``stopped`` says whether a stop has come.
     """
 
     def __init__(

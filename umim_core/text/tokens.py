@@ -67,11 +67,7 @@ def cut_pieces(
     piece_chars: int = PIECE_CHARS,
     max_piece_chars: int = MAX_PIECE_CHARS,
 ) -> Iterator[TextPiece]:
-    """Cut documents into pieces whose ids, one after the other, are those of the whole.
-
-    Yields:
-        (piece, whether it ends its document).
-    """
+    """Cut documents into pieces whose ids, one after the other, are those of the whole."""
     text, start, searched = "", 0, piece_chars  # searched: from `start`, without a border
     for part, last in parts:
         text, start = text[start:] + part, 0
@@ -125,13 +121,10 @@ def _batches(pieces: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
 def tokenize_parts(
     parts: Iterable[TextPiece], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[TokenPiece]:
-    """Yield the ids of documents that come in parts, without special tokens.
+    """Yield the ids of documents that come in parts, without special tokens; arrays may be empty.
 
-    Long documents go through the tokenizer in pieces, so that memory is bounded and all cores work;
-    the ids, one piece after the other, are those of the whole document (see `cut_pieces`).
-
-    Yields:
-        (int32 array [number of tokens], whether it ends its document); an array may be empty.
+    Long documents go through the tokenizer in pieces (see `cut_pieces`), so that memory is bounded
+    and all cores work.
     """
     for batch in _batches(cut_pieces(parts, tokenizer)):
         with typed_panics():
@@ -157,9 +150,6 @@ def iter_token_pieces(
 
     Rows that are skipped are told at the end, to the logger ``umim.progress``; or, of a part of a
     corpus, which may be empty, they are counted in ``bad``.
-
-    Yields:
-        (int32 array, whether it ends its document), in order.
     """
     if isinstance(source, TokenIds):
         yield from ((ids, False) for ids in source.ids())
@@ -202,15 +192,10 @@ def check_known(ids: AnyInts, tokenizer: PreTrainedTokenizerBase, what: str = "i
 
 @dataclass(frozen=True)
 class TokenFiles:
-    """A tokenised corpus in mapped files, which threads and processes may share.
+    """A tokenised corpus in mapped files, which threads and processes may share."""
 
-    Attributes:
-        ids: All of its ids [T] (int32).
-        ends: The position behind the last token of every document [D] (int64).
-    """
-
-    ids: NDArray[np.int32]
-    ends: NDArray[np.int64]
+    ids: NDArray[np.int32]  # [T]
+    ends: NDArray[np.int64]  # the position behind the last token of every document [D]
 
     @classmethod
     def open(cls, directory: Path) -> Self:

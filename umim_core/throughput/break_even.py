@@ -20,44 +20,31 @@ PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode", "request")
 class ThroughputRow:
     """One measured speed, base and UMIM side by side.
 
-    Attributes:
-        phase: Reading the prompt up to the first token, the tokens after that, or both together.
-        asked_reduction: The token reduction that fixed pairs were made for; None for natural rules.
-        prompt_tokens: Raw tokens of each prompt; ``new_tokens`` are generated per row of the batch.
-        token_reduction: Realised: of the prompts for prefill, of the cache's mean length for
-            decode, of its last length for request.
-        base_seconds: Median time; for prefill the time to the first token.
-        base_tokens_per_s: Original tokens per second (median).
-        speedup: Median of the ratios of alternating pairs, with their quartiles.
-        bound: Largest speed-up possible at this token reduction; for request, at the base model's
-            own times of the two phases.
-        base_flops_per_s: FLOP/s (median time), below the device's ceiling.
-        base_kv_bytes: Keys and values of all rows at the end of the phase.
-        base_peak_bytes: Most device memory in use during a whole request, weights included; None
-            on a CPU, where a process cannot tell its own buffers from freed ones.
+    The token reduction is realised: of the prompts for prefill, of the cache's mean length for
+    decode, of its last length for request.
     """
 
-    phase: Phase
+    phase: Phase  # reading the prompt up to the first token, the tokens after that, or both
     rules: RuleKind
-    asked_reduction: float | None
-    prompt_tokens: int
-    new_tokens: int
+    asked_reduction: float | None  # that fixed pairs were made for; None for natural rules
+    prompt_tokens: int  # raw, of each prompt
+    new_tokens: int  # per row of the batch
     batch_size: int
     token_reduction: float
-    base_seconds: float
+    base_seconds: float  # median; for prefill the time to the first token
     umim_seconds: float
-    base_tokens_per_s: float
+    base_tokens_per_s: float  # original tokens, at the median time
     umim_tokens_per_s: float
-    speedup: float
+    speedup: float  # median of the ratios of alternating pairs, with their quartiles
     speedup_low: float
     speedup_high: float
-    bound: float
+    bound: float  # at this token reduction; for request, at the base model's times of the phases
     pairs: int
-    base_flops_per_s: float
+    base_flops_per_s: float  # at the median time, below the device's ceiling
     umim_flops_per_s: float
-    base_kv_bytes: int
+    base_kv_bytes: int  # keys and values of all rows at the end of the phase
     umim_kv_bytes: int
-    base_peak_bytes: int | None
+    base_peak_bytes: int | None  # see ``peak_bytes``
     umim_peak_bytes: int | None
 
     @property

@@ -47,24 +47,17 @@ _PEAKS: Final = 20  # measured at most after the runs: other work hides a peak, 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Raw ids per row [B, L] and, if forced, the ids that are generated [B, new tokens]."""
-
-    ids: Ints
-    text: Ints | None = None
+    ids: Ints  # raw ones per row [B, L]
+    text: Ints | None = None  # that is generated, if forced [B, new tokens]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One run of the engine.
+    """One run of the engine."""
 
-    ``prefill`` are the seconds from the prompts' ids to the first token chosen, ``decode`` those
-    after that; ``cache_lengths`` the units held after the prefill and after each fed token, per row
-    [B, new].
-    """
-
-    prefill: float
-    decode: float
-    cache_lengths: Ints
+    prefill: float  # seconds from the prompts' ids to the first token chosen
+    decode: float  # those after that
+    cache_lengths: Ints  # units held after the prefill and after each fed token, per row [B, new]
 
 
 class _Text(LogitsProcessor):
@@ -223,15 +216,9 @@ def measure_throughput(
 ) -> list[ThroughputRow]:
     """Measure every batch size, prompt length and kind of rules: a row for each of the phases.
 
-    Args:
-        merged_model: The model with its natural rules.
-        ids: Text to cut prompts from [T], at least the tokens of the largest batch of prompts.
-        config: The protocol.
-        continuation: What the rows generate: what the model chooses, or the text that follows each
-            prompt. The latter makes natural rules merge as in text where a model would loop.
-        roofline: The device's ceiling; measured before and after if None.
-        options: What merges: everything by all rules, unless it says otherwise.
-        progress: Called with the settings measured so far and in all.
+    Prompts are cut from a text of ids [T]. The text that follows each prompt, as ``continuation``,
+    makes natural rules merge as in text where a model would loop. The device's ceiling is measured
+    before and after if none is given. ``progress`` gets the settings so far and in all.
     """
     backbone = merged_model.backbone
     check_protocol(backbone, ids, config)
