@@ -22,7 +22,7 @@ from umim_core.mining.mine import candidate_spans, excluded_ids
 from umim_core.mining.span_choice import choose_spans
 from umim_core.progress import counted
 from umim_core.rules.matcher import Matcher
-from umim_core.text.chat_parts import Place
+from umim_core.text.json_places import Place
 from umim_core.text.token_ids import MAX_TOKEN_ID, Ids, flat
 from umim_core.text.tokens import tokenize_parts
 from umim_core.traffic.requests import Piece, Request

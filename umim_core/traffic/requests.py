@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError, require
 from umim_core.rules.matcher import Parts
-from umim_core.text.chat_parts import encode_parts, is_json, places_of
+from umim_core.text.chat_parts import encode_parts
 from umim_core.text.documents import CorpusFile, decoded, json_rows
+from umim_core.text.json_places import is_json, places_of
 from umim_core.text.reading import SourceKind
 from umim_core.text.roles import MESSAGE_ROLES
 from umim_core.text.roles import Role as MergedRole
