@@ -51,14 +51,11 @@ ScoreEndings = Callable[[Ints, Sequence[Ints], Backbone, int], list[TokenScores]
 
 @dataclass(frozen=True)
 class Text:
-    """A text of raw ids [T] whose tokens are to be reduced, and which of them must stay [T] (bool).
+    """A text whose tokens are to be reduced."""
 
-    ``question`` has the raw ids [Q] of the question that it asks; none if it is not known.
-    """
-
-    ids: Ints
-    protected: NDArray[np.bool_]
-    question: Ints
+    ids: Ints  # raw ones [T]
+    protected: NDArray[np.bool_]  # which of them must stay [T]
+    question: Ints  # raw ids [Q] of the question that it asks; none if it is not known
 
 
 class TokenReducer(ABC):
@@ -103,13 +100,10 @@ class CachePolicy(ABC):
 
 @dataclass(frozen=True)
 class MergedSpans:
-    """A method that replaces spans by one embedding each, as UMIM does.
-
-    ``merger`` None is the module of the checkpoint in whose place it stands.
-    """
+    """A method that replaces spans by one embedding each, as UMIM does."""
 
     segmenter: Segmenter
-    merger: SpanMerger | None
+    merger: SpanMerger | None  # None: the module of the checkpoint in whose place it stands
 
 
 @dataclass(frozen=True)

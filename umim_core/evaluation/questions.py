@@ -257,16 +257,12 @@ def shard_seed(seed: int, first: int) -> int:
 
 @dataclass(frozen=True)
 class ChoiceScores:
-    """Scores of a task's questions, in their order.
+    """Scores of a task's questions, in their order."""
 
-    ``sums`` are log-probabilities of every answer, per question (nats), of so many ``tokens``;
-    ``total`` has every context that is matched alone once, and all answers.
-    """
-
-    sums: list[list[float]]
-    tokens: list[list[int]]
+    sums: list[list[float]]  # log-probabilities of every answer, per question (nats)
+    tokens: list[list[int]]  # how many each answer has
     golds: list[int]
-    total: Sizes
+    total: Sizes  # every context that is matched alone once, and all answers
 
     def means(self) -> list[list[float]]:
         """Return the mean token log-probability of every answer, per question (nats)."""

@@ -67,15 +67,12 @@ UNKNOWN: Final = Query()
 
 @dataclass(frozen=True)
 class Request:
-    """A continuation to score after a context, raw ids of at least one token each [T] and [n].
-
-    ``parts`` are the tokens of the context that may merge; None for all.
-    """
+    """A continuation to score after a context, raw ids of at least one token each [T] and [n]."""
 
     context: Ints
     continuation: Ints
     query: Query = UNKNOWN
-    parts: Parts | None = None
+    parts: Parts | None = None  # tokens of the context that may merge; None for all
 
 
 @dataclass(frozen=True)
