@@ -31,7 +31,9 @@ def train(
     batch_size: AtLeast1 = BATCH_SIZE,
     segment_length: Annotated[int | None, typer.Option(min=8)] = None,
     learning_rate: float = 2e-3,
-    module_positions: Annotated[Positions, typer.Option("--positions")] = "learned",
+    module_positions: Positions = shared.of_field(
+        ModuleForm, "module_positions", _FORM["module_positions"], "--positions"
+    ),
     residual: Residual = shared.of_field(ModuleForm, "residual", _FORM["residual"]),
     rule_rows: int = shared.of_field(ModuleForm, "rule_rows", _FORM["rule_rows"]),
     unit_positions: UnitPositions = shared.of_field(ModuleForm, "unit_positions"),
@@ -55,7 +57,6 @@ def train(
         batch_size: Rows per step.
         segment_length: Tokens per row; as many as the rules were mined on.
         learning_rate: Of the schedule's top.
-        module_positions: What the module sees of a token's place in its span; none: the paper.
         prompt_rows: Share of rows with a merged start, the rest scored.
         copy_rows: Share of rows that repeat their merged half.
         seed: Of weights and data order.

@@ -1,33 +1,9 @@
-"""Forms of the merge module, as recipes, checkpoints and modules name them.
+"""Forms of the merge module, as recipes, checkpoints and modules name them; the paper's by default.
 
-================  =============  ==============================================================
-policy            values         meaning
-================  =============  ==============================================================
-kind              ``attention``  tokens are projected and pooled by attention (the paper's form)
-                  ``linear``     embeddings side by side, one linear layer
-depth             1              each token is projected on its own (the paper's form)
-                  3              two layers of self-attention over the span come first
-module_positions  ``none``       no sign of a token's offset in its span (the paper's form)
-                  ``learned``    one learned vector per offset, added to the embeddings; offsets
-                                 count from the last token where rules may have more than four
-residual          ``none``       the surrogate is the module's output (the paper's form)
-                  ``last``       the module adds to the embedding of the span's last token
-                  ``exponential`` it adds to their average with weights 1, 2, 4, 8
-rule_rows         0              the module alone makes the surrogates (the paper's form)
-                  K              the K most frequent rules add a learned vector each
-unit_positions    ``compact``    units have the positions 0, 1, 2, ... (the paper's form)
-                  ``preserved``  a unit has the position of its last raw token
-merge_depth       0              spans of embeddings merge (the paper's form)
-                  k              spans of states before layer k merge: k layers read every token
-adapter_rank      0              the backbone's linear maps are as they are (the paper's form)
-                  r              layers from k on add maps of rank r, at merged units alone
-================  =============  ==============================================================
-
-The first value of each is the default. A linear module has a weight per offset, hence sees the
-order without positions; it has one layer. ``merge_depth`` above 0 adds to a span's last state, at
-its raw position: it takes residual last and preserved positions. ``unit_positions`` is no part of
-the module itself: it says which positions the backbone gives to units while the module is trained,
-and ever after::
+A linear module has a weight per offset, hence sees the order without positions. Learned offsets
+count from the last token where rules may have more than four. ``unit_positions`` is no part of the
+module itself: it says which positions the backbone gives to units while the module is trained, and
+ever after::
 
     ids        x1 x2 x3 x4 x5        units  [x1] [x2 x3] [x4] [x5]
     raw         0  1  2  3  4        compact  0     1      2    3      preserved  0  2  3  4
@@ -68,23 +44,32 @@ class ModuleForm(Model):
     """The form of a merge module and of its use, as fields of a configuration."""
 
     module_positions: Positions = Field(
-        default="none", description="What the module sees of a token's offset in its span."
+        default="none",
+        description="What the module sees of a token's offset in its span: nothing, or a vector.",
     )
     depth: Depth = Field(
-        default=1, description="Layers over a span before it is pooled, projection too."
+        default=1,
+        description="Layers over a span before it is pooled: 1 projects each token, 3 puts two "
+        "of self-attention before that.",
     )
     kind: Literal["attention", "linear"] = Field(
-        default=PAPER, description="How the module makes one embedding of a span."
+        default=PAPER,
+        description="How a span becomes one embedding: tokens are projected and pooled by "
+        "attention, or lie side by side before one linear layer.",
     )
     residual: Residual = Field(
-        default="none", description="What the module adds to; `none`: it makes the embedding alone."
+        default="none",
+        description="What the module adds to: nothing, the span's last token, or an average with "
+        "weights 1, 2, 4, 8.",
     )
     rule_rows: Annotated[int, Field(ge=0)] = Field(
         default=0,
         description="Most frequent rules that have a learned vector each, added to the module's.",
     )
     unit_positions: UnitPositions = Field(
-        default="compact", description="Which positions units have in the backbone."
+        default="compact",
+        description="Positions of units in the backbone: 0, 1, 2 ..., or that of the last raw "
+        "token of each.",
     )
     merge_depth: Annotated[int, Field(ge=0)] = Field(
         default=0,
