@@ -25,7 +25,7 @@ from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.model_sources.gguf_tokenizer import PRE_TOKENIZERS
 from umim_core.store.artifacts import directory_digest, payload_files
 from umim_core.text import token_ids, tokens
-from umim_core.text.sources import TextFiles, TokenIds
+from umim_core.text.sources import JsonLines, TextFiles, TokenIds
 from umim_core.text.token_ids import TokenPiece, ids_digest, segment_borders, segment_rows
 from umim_core.text.tokens import (
     ENDS,
@@ -210,6 +210,21 @@ def test_a_corpus_is_tokenised_whole_or_up_to_a_limit(
     for most in (0, -1):
         with pytest.raises(ConfigError, match=f"limit of tokens must be at least 1; got {most}"):
             first_ids(source, embedded, most)
+
+
+@pytest.mark.parametrize("most", [1, 99])
+def test_skipped_rows_are_told_where_the_first_ids_are_enough_too(
+    tmp_path: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    caplog: pytest.LogCaptureFixture,
+    most: int,
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": 5}\n{"text": "w1 w2"}\n{"text": "w3"}\n')
+    source = JsonLines(paths=(f"{tmp_path}/a.jsonl",), max_bad=1)
+    with caplog.at_level(logging.WARNING, "umim.progress"):
+        assert len(first_ids(source, tiny_tokenizer, most)) == min(most, 3)
+    (told,) = caplog.messages
+    assert told.startswith("unusable rows skipped: 1, the first: ") and "a.jsonl:1: " in told
 
 
 # A corpus

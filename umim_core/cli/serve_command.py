@@ -146,8 +146,6 @@ def serve(
     a prompt raw. With --upstream the model runs elsewhere and only its prompts are merged here.
 
     Options:
-        checkpoint: A name that umim path lists, a directory or a hub repository; by default
-            umim-smollm2-135m-adapters.
         upstream: Merge prompts for this server (vLLM, llama.cpp, SGLang), an URL.
         export: With --upstream: what umim export wrote.
         base: The name is a plain model: nothing is merged.
