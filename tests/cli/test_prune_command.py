@@ -97,7 +97,7 @@ def test_a_table_serves_further_targets(
     kept = [span in grams_of(fewer) for span in grams_of(whole)]
     assert not all(kept) and fewer.require_prices().tolist() == price[kept].tolist()
     monkeypatch.chdir("all")
-    named = document(umim("prune", ".", given[1], *again[:2], "--keep-all", "--json"))
+    named = document(umim("prune", ".", given[1], "--damage", "damage", "--keep-all", "--json"))
     assert named["name"] == "pruned/all-all"
 
 
