@@ -18,6 +18,7 @@ from support.ngram_oracle import (
     chunks_of,
     cut,
     document_oracle,
+    named,
     oracle,
 )
 from support.pairwise import pairwise
@@ -31,7 +32,6 @@ from umim_core.mining.counting import (
     excluded_mask,
 )
 from umim_core.mining.hashing import rank_indexes
-from umim_core.rules.grams import select
 from umim_core.text.token_ids import MAX_TOKEN_ID, flat, segment_borders
 
 THREADS = [1, 2, 3]
@@ -139,10 +139,9 @@ def test_grams_with_their_documents_equal_the_oracle(
     assert as_dict(counts) == want
     assert by_gram(counts, counts.documents) == {gram: documents[gram] for gram in want}
     kept = {g: c for g, c in want.items() if c >= tau + more and documents[g] >= least}
-    found = select(counts, tau + more, least)
-    assert (as_dict(found), found.tau) == (kept, tau + more)
-    assert found.documents is not None
-    assert by_gram(found, found.documents) == {gram: documents[gram] for gram in kept}
+    assert named(*counts.frequent(tau + more, least)) == kept
+    shorter = {gram: count for gram, count in kept.items() if len(gram) <= 4}
+    assert named(*counts.frequent(tau + more, least, longest=4)) == shorter
 
 
 def test_maps_and_token_files_give_the_same(tmp_path: Path, rng: np.random.Generator) -> None:

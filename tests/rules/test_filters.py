@@ -16,7 +16,7 @@ from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.span_choice import choose_spans, saved_tokens
 from umim_core.rules.filters import filter_rules, overlap_mask
-from umim_core.rules.grams import ORDERS, NgramCounts, orders_to, select
+from umim_core.rules.grams import ORDERS, NgramCounts, orders_to
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, flat, read_ids
@@ -183,7 +183,7 @@ def test_what_was_not_counted_cannot_be_asked_for(
 ) -> None:
     counts = counted(3)
     with pytest.raises(RuleSetError, match=message):
-        select(counts if documents else replace(counts, documents=None), tau, least)
+        (counts if documents else replace(counts, documents=None)).frequent(tau, least)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32, np.int64, np.uint64])

@@ -1,6 +1,6 @@
 """Compiled loops of n-gram counting: candidate keys, partitioned hash tables, lookups.
 
-A key (int64, see ``counting``) is spread by one multiplication; the top bits of the product choose
+A key (int64, ``rules.grams``) is spread by one multiplication; the top bits of the product choose
 its partition, the bits below its slot. Partitions are counted one after the other, so the part of
 the table that is written fits into the cache. Where a lookup cannot be kept in the cache, its slot
 is fetched ahead.

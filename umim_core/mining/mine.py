@@ -26,7 +26,7 @@ from umim_core.errors import ConfigError, CorpusError, EvaluationError, RuleSetE
 from umim_core.mining.counting import count_documents, count_ngrams, thread_count
 from umim_core.mining.mining_memory import check_memory
 from umim_core.mining.span_choice import choose_spans
-from umim_core.rules.grams import NgramCounts, select
+from umim_core.rules.grams import NgramCounts
 from umim_core.rules.protect import protected_ids
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.publication import check_absent
@@ -145,17 +145,14 @@ def rules_of(counts: NgramCounts, origin: RuleOrigin, tokens: TokenFiles, offset
     """
     options = origin.options
     _check_documents(tokens, options)
-    counts = counts.up_to(options.longest)
-    frequent = select(counts, max(options.tau, counts.tau), options.min_documents)
-    grams = {n: frequent.ids(n) for n in frequent.orders}
-    raw = {n: len(grams[n]) for n in grams}
-    recorded = origin.with_options({"tau": frequent.tau})
-    rules, passed = RuleSet.filtered(grams, frequent.support, recorded)
+    tau = max(options.tau, counts.tau)
+    spans, support = counts.frequent(tau, options.min_documents, options.longest)
+    rules, passed = RuleSet.filtered(spans, support, origin.with_options({"tau": tau}))
     if options.spans is not None:  # on evenly spread segments of a large corpus
         spread = spread_rows(len(offsets) - 1, max(1, _CHOICE_TOKENS // offsets.step))
         segments = [tokens.ids[offsets[i] : offsets[i + 1]] for i in spread]
         rules = choose_spans(rules, *flat(segments), options.spans)
-    return Mined(rules, raw, passed)
+    return Mined(rules, {n: len(ids) for n, ids in spans.items()}, passed)
 
 
 def _check_documents(tokens: TokenFiles, options: RuleOptions) -> None:

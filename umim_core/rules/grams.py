@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import RuleSetError, require
-from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, Ints
+from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS, Ids, Ints
 
 ORDERS: Final = (2, 3, 4)  # of rules in the paper, and of a set that is for no longer ones
 LONGEST: Final = ORDERS[-1]
@@ -51,57 +51,37 @@ class NgramCounts:
     def __len__(self) -> int:
         return sum(len(keys) for keys in self.keys.values())
 
-    def up_to(self, longest: int) -> NgramCounts:
-        """Return the grams of at most so many tokens; refuse more than were counted."""
-        rule = f"rules have at most {self.orders[-1]} tokens, as what was counted"
-        remedy = "Count longer ones."
-        require(longest <= self.orders[-1], RuleSetError, rule, longest, remedy)
-        orders = orders_to(longest)
-        keys, support = ({n: each[n] for n in orders} for each in (self.keys, self.support))
-        documents = self.documents and {n: self.documents[n] for n in orders}
-        return NgramCounts(keys, support, self.tau, documents)
-
-    def check_reached(self, tau: int) -> None:
-        """Refuse a threshold below the one that was counted with."""
-        rule = f"tau must be at least {self.tau}, the threshold of the counts"
-        require(tau >= self.tau, RuleSetError, rule, tau, "Count again with a smaller tau.")
-
-    def ids(self, order: int) -> NDArray[np.int32]:
-        """Return the token ids [R_n, n] (int32) of one order, rows ascending."""
-        columns = [self.keys[order] & _TOKEN_MASK]
-        prefix = self.keys[order] >> TOKEN_BITS
-        for lower in range(order - 1, 1, -1):
-            packed = self.keys[lower][prefix]
-            columns.append(packed & _TOKEN_MASK)
-            prefix = packed >> TOKEN_BITS
+    def ids(self, order: int, rows: NDArray[np.bool_] | slice = slice(None)) -> Ids:
+        """Return the token ids [R_n, n] of one order, rows ascending, or of some rows alone."""
+        prefix, columns = self.keys[order][rows], []
+        for lower in range(order - 1, 0, -1):
+            columns.append(prefix & _TOKEN_MASK)
+            prefix = prefix >> TOKEN_BITS
+            if lower > 1:
+                prefix = self.keys[lower][prefix]
         columns.append(prefix)
         return np.stack(columns[::-1], axis=1).astype(np.int32)
 
+    def frequent(
+        self, tau: int, min_documents: int = 1, longest: int | None = None
+    ) -> tuple[dict[int, Ids], dict[int, Ints]]:
+        """Return the ids [R_n, n] and counts [R_n] of grams that occur often enough, per order.
 
-def select(counts: NgramCounts, tau: int, min_documents: int = 1) -> NgramCounts:
-    """Return the grams that occur often enough, with their keys packed anew.
-
-    The prefix of a gram occurs wherever the gram does, and in the same documents (those of the
-    first token), so every prefix that is needed is kept.
-    """
-    counts.check_reached(tau)
-    rule = "min_documents must be 1, or above where documents were counted"
-    remedy = "Count documents too."
-    fits = min_documents == 1 or (min_documents > 1 and counts.documents is not None)
-    require(fits, RuleSetError, rule, min_documents, remedy)
-    keys, support, documents = {}, {}, {}
-    ranks: Ints | None = None  # new rank of every gram of the order below
-    for n in counts.orders:
-        keep = counts.support[n] >= tau
-        if counts.documents is not None:
-            keep &= counts.documents[n] >= min_documents
-            documents[n] = counts.documents[n][keep]
-        chosen = counts.keys[n][keep]
-        if ranks is not None:
-            chosen = (ranks[chosen >> TOKEN_BITS] << TOKEN_BITS) | (chosen & _TOKEN_MASK)
-        keys[n], support[n] = chosen, counts.support[n][keep]
-        ranks = np.cumsum(keep, dtype=np.int64) - 1
-    return NgramCounts(keys, support, tau, documents or None)
+        They have at most ``longest`` tokens; None takes all orders that were counted.
+        """
+        rule = f"tau must be at least {self.tau}, the threshold of the counts"
+        require(tau >= self.tau, RuleSetError, rule, tau, "Count again with a smaller tau.")
+        rule = "min_documents must be 1, or above where documents were counted"
+        remedy = "Count documents too."
+        fits = min_documents == 1 or (min_documents > 1 and self.documents is not None)
+        require(fits, RuleSetError, rule, min_documents, remedy)
+        most = self.orders[-1]
+        rule, longest = f"rules have at most {most} tokens, as what was counted", longest or most
+        require(longest <= most, RuleSetError, rule, longest, "Count longer ones.")
+        kept = {n: self.support[n] >= tau for n in orders_to(longest)}
+        if self.documents is not None:
+            kept = {n: kept[n] & (self.documents[n] >= min_documents) for n in kept}
+        return {n: self.ids(n, kept[n]) for n in kept}, {n: self.support[n][kept[n]] for n in kept}
 
 
 def pack_spans(ids: NDArray[np.integer]) -> NDArray[Any]:
