@@ -33,10 +33,10 @@ from umim_core.backbone.devices import default_device
 from umim_core.backbone.model_files import DTYPES
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.config.model_base import validated
+from umim_core.inference.batch import read_prompts
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward
-from umim_core.inference.prompts import read_prompts
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput.break_even import ThroughputRow

@@ -70,27 +70,6 @@ class ModelIdentity:
     def weights_digest(self) -> str:
         return sha256_bytes("\n".join(self.weights).encode())
 
-    def differences(
-        self, model_type: str, config: Mapping[str, object], weights_digest: str
-    ) -> list[str]:
-        """Say where this model differs from a recorded one; neutral settings do not count.
-
-        ``config`` is the ``function`` of the recorded one.
-
-        Returns:
-            "field recorded -> ours" per difference; empty if both compute the same.
-        """
-        if model_type != self.model_type:
-            return [f"model_type {model_type!r} -> {self.model_type!r}"]
-        changes, ours = [], self.function
-        for name in sorted(config.keys() | ours.keys()):
-            then, now = (canonical_json(c.get(name, "the default")) for c in (config, ours))
-            if then != now:
-                changes.append(f"{name} {then} -> {now}")
-        if weights_digest != self.weights_digest:
-            changes.append("the weights")
-        return changes
-
 
 def model_identity(model: PreTrainedModel, weights: tuple[str, ...] | None = None) -> ModelIdentity:
     """Return what a model of transformers computes: architecture, configuration and weights.

@@ -35,11 +35,10 @@ from umim_core.backbone.attention_masks import check_attention_window, eager_att
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, HeldColumns, read_behind
 from umim_core.errors import EvaluationError
-from umim_core.inference.batch import Batch, exhaust
+from umim_core.inference.batch import Batch, Prompts, check_room, exhaust, positions_taken
 from umim_core.inference.choice import fresh_seed
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import GenerationState, Row
-from umim_core.inference.prompts import Prompts, check_room, positions_taken
 from umim_core.merging.likelihood import TokenScores, target_scores
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.matcher import Advance

@@ -19,35 +19,89 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone.attention_masks import attention_window
-from umim_core.errors import GenerationError, NumericalError, require
+from umim_core.backbone.backbone import Backbone
+from umim_core.errors import ContextLengthError, GenerationError, NumericalError, require
 from umim_core.inference.choice import Stopper, TokenChooser
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import Forward, GenerationState, Row, Timings
 from umim_core.inference.prefix_store import PrefixStore
-from umim_core.inference.prompts import (
-    Prompts,
-    TokenPrompt,
-    positions_taken,
-    read_prompts,
-)
 from umim_core.inference.row_eviction import RowEviction
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.likelihood import widened
 from umim_core.merging.merged_model import MergedModel
-from umim_core.rules.matcher import Advance, Matcher, SuffixMatcher
-from umim_core.text.token_ids import Ints
+from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
+from umim_core.rules.matcher import Advance, Matcher, PromptIds, SuffixMatcher
+from umim_core.text.token_ids import Ints, id_array
 
 T = TypeVar("T")
+TokenPrompt = NDArray[np.integer] | Sequence[int] | PromptIds
 NO_RULES: Final = np.zeros(1, dtype=np.uint64)
 NO_RULES.setflags(write=False)  # as tables of rules: another type would be compiled again
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The rows of a request, before samples are split off: raw ids [T_b] and their units."""
+
+    ids: list[Ints]
+    cuts: list[Segmentation]
+    device: torch.device
+
+    @cached_property
+    def packed(self) -> PackedUnits:
+        return pack_rows(self.ids, self.cuts, self.device)
+
+    def behind(self, tokens: int, units: int) -> Prompts:
+        starts, lengths = self.cuts[0]
+        cut = starts[units:] - tokens, lengths[units:]
+        return Prompts([self.ids[0][tokens:]], [cut], self.device)
+
+
+def read_prompts(
+    prompts: Sequence[TokenPrompt], unfed: Sequence[int] | None, merged_model: MergedModel
+) -> Prompts:
+    """Check prompts and cut them into units.
+
+    What an earlier turn chose last and never fed comes first, one id per row; no rule begins with
+    it.
+    """
+    if len(prompts) == 0:
+        raise GenerationError("there must be at least one prompt", 0, "Pass one.")
+    vocabulary, new, cuts = merged_model.backbone.vocab_size, list[Ints](), list[Segmentation]()
+    for b, prompt in enumerate(prompts):
+        ids, parts = (prompt.ids, prompt.parts) if isinstance(prompt, PromptIds) else (prompt, None)
+        new.append(id_array(ids, vocabulary, f"prompt {b}: "))
+        cuts.append(merged_model.segment_prompt(new[b], parts))
+    bare = [b for b, ids in enumerate(new) if not len(ids) and unfed is None]
+    rule = "a prompt must hold at least one token id"
+    found = f"prompt {', '.join(map(str, bare))}, which is empty"
+    require(not bare, GenerationError, rule, found, "Write something, or put a BOS token into it.")
+    if unfed is not None:
+        new = [np.concatenate([[last], ids]) for last, ids in zip(unfed, new, strict=True)]
+        cuts = [(np.append(0, starts + 1), np.append(1, lengths)) for starts, lengths in cuts]
+    return Prompts(new, cuts, merged_model.backbone.device)
+
+
+def positions_taken(held: int, new_tokens: int) -> int:
+    """Return the positions of a prompt and of its new tokens, of which the last is never fed."""
+    return held + new_tokens - 1
+
+
+def check_room(backbone: Backbone, positions: int, new_tokens: int) -> None:
+    held = positions - positions_taken(0, new_tokens)
+    found = f"{held} prompt positions + {new_tokens} new tokens"
+    remedy = "Shorten the prompt, or lower max_new_tokens."
+    what = "prompt and new tokens"
+    backbone.check_positions(what, positions, ContextLengthError, remedy, found)
 
 
 class Columns(Protocol):
@@ -176,9 +230,8 @@ class _Request(Generic[C]):
         self, logits: Tensor, tokens: Sequence[int], running: Sequence[bool], top: int
     ) -> None:
         scores = widened(logits).log_softmax(dim=-1)  # the model's own, before any processor
-        chosen = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[
-            :, 0
-        ].tolist()
+        ids_chosen = torch.tensor(tokens, device=scores.device)[:, None]
+        chosen = scores.gather(1, ids_chosen)[:, 0].tolist()
         best = scores.topk(top, dim=-1)
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         for row, value, (ids, values), runs in zip(self.rows, chosen, pairs, running, strict=True):

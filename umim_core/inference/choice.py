@@ -13,6 +13,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
+from operator import index
 from typing import Any, Final, Literal, cast
 
 import numpy as np
@@ -267,7 +268,6 @@ class Stopper:
         self._history = History()
 
     def reason(self, raw_ids: Sequence[int], generated: int, row: int = 0) -> StopReason | None:
-        """Return why the row ends here, or None."""
         if raw_ids[-1] in self._eos:
             return "eos"
         if self._strings is not None:
@@ -284,7 +284,7 @@ def eos_ids(eos: int | Sequence[int] | None) -> list[int]:
     if eos is None:
         return []
     try:
-        return [int(eos)] if isinstance(eos, int | np.integer) else [int(i) for i in eos]
+        return [index(eos)] if isinstance(eos, int | np.integer) else [index(i) for i in eos]
     except (TypeError, ValueError) as error:
         rule, remedy = "eos_token_id must be one id or several", "Give whole numbers, or None."
         raise GenerationError(rule, eos, remedy) from error
@@ -299,7 +299,6 @@ def end_ids(backbone: Backbone) -> list[int]:
 
 
 def stop_texts(option: object) -> list[str]:
-    """Return one stop string or several as a list."""
     several = isinstance(option, Iterable) and not isinstance(option, str)
     texts: list[Any] = list(cast("Iterable[object]", option)) if several else [option]
     usable = all(isinstance(text, str) and text and not encoding_error(text) for text in texts)

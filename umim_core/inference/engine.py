@@ -35,16 +35,17 @@ import torch
 from torch import Tensor
 
 from umim_core.backbone.attention_masks import check_attention_window
-from umim_core.inference.batch import Batch, exhaust
-from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import Generation, GenerationState, Prefix, Row, merged_spans
-from umim_core.inference.prompts import (
+from umim_core.inference.batch import (
+    Batch,
     Prompts,
     TokenPrompt,
     check_room,
+    exhaust,
     positions_taken,
     read_prompts,
 )
+from umim_core.inference.options import GenerateOptions
+from umim_core.inference.outputs import Generation, GenerationState, Prefix, Row, merged_spans
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel, SpanCache
 from umim_core.rules.matcher import Advance, Matcher
@@ -82,7 +83,6 @@ class Engine:
         options: GenerateOptions,
         past: GenerationState | None = None,
     ) -> Generation:
-        """Generate a continuation of every prompt: all of its ``steps``."""
         return exhaust(self.steps(prompts, options, past))
 
     def steps(

@@ -94,7 +94,6 @@ class Row:
 
     @property
     def prompt_units(self) -> int:
-        """Units they were prefilled as."""
         return len(self.cut[0])
 
     @property

@@ -64,7 +64,7 @@ class MergedModel:
     parts: MergedTrunk | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        module = self.module if isinstance(self.module, MergeModule) else None
+        module = self._trained
         made_of = (self.backbone, self.merge_depth, None if module is None else module.adapters)
         # a copy with other rules has the same parts
         if self.parts is None or any(
@@ -80,8 +80,13 @@ class MergedModel:
             require(self.longest <= module.longest, ConfigError, rule, self.longest, remedy)
 
     @property
+    def _trained(self) -> MergeModule | None:
+        """The module; None where a function without weights stands in its place."""
+        return self.module if isinstance(self.module, MergeModule) else None
+
+    @property
     def _form(self) -> ModuleForm:
-        return self.module.form if isinstance(self.module, MergeModule) else PAPER_FORM
+        return PAPER_FORM if self._trained is None else self._trained.form
 
     @property
     def unit_positions(self) -> UnitPositions:
@@ -109,7 +114,6 @@ class MergedModel:
 
     @property
     def trunk(self) -> MergedTrunk:
-        """The layers below and from the merge depth on."""
         assert self.parts is not None  # noqa: S101  made where it was left out
         return self.parts
 
@@ -132,11 +136,10 @@ class MergedModel:
         return self.base() if merge == "none" else replace(self, raw_tail=raw_tail)
 
     def require_module(self) -> MergeModule:
-        if not isinstance(self.module, MergeModule):
-            raise ConfigError(
-                "a merge module is needed", type(self.module).__name__, "Pass a MergeModule."
-            )
-        return self.module
+        if (module := self._trained) is None:
+            found = type(self.module).__name__
+            raise ConfigError("a merge module is needed", found, "Pass a MergeModule.")
+        return module
 
     def require_matcher(self) -> Matcher:
         if not isinstance(self.matcher, Matcher):
@@ -183,12 +186,10 @@ class MergedModel:
         require(not self.merge_depth, ConfigError, rule, value, remedy)
         if self.module is None:
             raise ConfigError("merged units need a merge module", None, "Pass one, or no rules.")
-        spans = self.backbone.embed(span_ids)
-        pooled: Tensor = (
-            self.module(spans, span_lengths, span_ids)
-            if isinstance(self.module, MergeModule)
-            else self.module(spans, span_lengths)
-        )
+        spans, module = self.backbone.embed(span_ids), self._trained
+        if module is None:
+            return self.module(spans, span_lengths).to(self.backbone.dtype)
+        pooled: Tensor = module(spans, span_lengths, span_ids)
         return pooled.to(self.backbone.dtype)
 
     def states_of(self, ids: Tensor, states: Tensor, ends: Tensor, lengths: Tensor) -> Tensor:
@@ -200,7 +201,7 @@ class MergedModel:
         """
         rows = torch.arange(len(ids), device=ids.device)[:, None] * ids.shape[1]
         flat = unit_states(
-            self.module if isinstance(self.module, MergeModule) else None,
+            self._trained,
             states.flatten(0, 1),
             ids.reshape(-1),
             (rows + ends).reshape(-1),
