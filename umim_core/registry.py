@@ -38,7 +38,6 @@ class Registry(Generic[T]):
         return tuple(sorted(self._found))
 
     def find(self, name: str) -> T:
-        """Return the entry of a name."""
         entries = {name: self._found[name] for name in self.names()}
         remedy = f"A new one is a file of {self._package}."
         return look_up(entries, name, f"a {self._entry}", remedy)

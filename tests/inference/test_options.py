@@ -77,6 +77,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop_strings": 5}, r"without lone surrogates; got \[5\]"),
     ({"stop_strings": [""]}, "at least one character"),
     ({"eos_token_id": "w1"}, "one id or several; got w1"),
+    ({"eos_token_id": [1.5]}, r"one id or several; got \[1\.5\]"),
     ({"seed": -1}, "seed: it should be greater than or equal to 0; got -1"),
     ({"merge": "some"}, "merge must be one of"),
     ({"raw_tail": -1}, "raw_tail must be an integer of at least 0; got -1"),

@@ -212,6 +212,8 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("tiny", {"model": torch.nn.Linear(2, 2)}, BackboneError, "of transformers itself; got Linear"),
     ("tiny", {"attn_implementation": "flex_attention"}, BackboneError, "take an additive mask"),
     ("tiny", {"protect": "("}, ConfigError, "pattern must be a regular expression or one of"),
+    ("tiny", {"protect": 5}, ConfigError, "expression or one of .*; got 5 \\(no text\\)"),
+    ("tiny", {"allow_backbone_mismatch": True}, ConfigError, "must say why .*; got True"),
     ("tiny", {"protect": "w"}, ConfigError, "must leave tokens that rules can use"),
     ("tiny", {"protect": ["w1$", "w4$", "w7$"]}, RuleSetError, "rules must be left .* none of"),
     ("tiny", {"target_tr": 0.1}, RuleSetError, UNMEASURED),

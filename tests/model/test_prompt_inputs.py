@@ -119,6 +119,8 @@ ENTRANCES = {
 def test_what_is_no_text_is_refused(tiny_umim: UMIM, text: Any) -> None:
     with pytest.raises(CorpusError, match="a text must be a string; got"):
         tiny_umim.compress(text)
+    with pytest.raises(EvaluationError):
+        tiny_umim.perplexity(text)
     for contexts, endings in (([text], [["w1"]]), (["w1"], [[text]])):
         with pytest.raises((CorpusError, EvaluationError)):
             tiny_umim.score(contexts, endings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,11 +50,12 @@ def test_a_special_token_is_protected_without_being_searched() -> None:
     ("pattern", "message"),
     [
         ("(a", r"regular expression or one of .*digits.*got '\(a'"),
+        *((odd, "regular expression or one of") for odd in ("a{9999999999}", "(" * 9999, 5, b"x")),
         *((pattern, "matches all 5") for pattern in ("", ".", "a?")),
     ],
 )
 def test_a_pattern_that_is_bad_or_leaves_no_token_is_refused(
-    tokenizer: PreTrainedTokenizerFast, pattern: str, message: str
+    tokenizer: PreTrainedTokenizerFast, pattern: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         protected_ids(tokenizer, ["digits", pattern])

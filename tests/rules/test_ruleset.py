@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -134,11 +135,15 @@ def test_rules_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     [
         ((1,), "2 to 16 tokens"),
         ((1,) * 17, "2 to 16 tokens"),
+        *(
+            (span, "2 to 16 tokens, whole numbers in a tuple")
+            for span in ((1.5, 2), "ab", [1, 2], 5)
+        ),
         ((-1, 2), r"lie in 0\.\.262143; got \(-1, 2\)"),
         ((1, 2, 1 << 40), r"lie in 0\.\.262143"),
     ],
 )
-def test_spans_that_cannot_be_rules_are_refused(span: tuple[int, ...], message: str) -> None:
+def test_spans_that_cannot_be_rules_are_refused(span: Any, message: str) -> None:
     with pytest.raises(RuleSetError, match=message):
         RuleSet.from_spans([(1, 2), span])
 

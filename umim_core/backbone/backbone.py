@@ -111,7 +111,6 @@ class Backbone:
 
     @cached_property
     def projection(self) -> nn.Module:
-        """The head as a module."""
         # None where there is no output projection, and where there are no input embeddings
         head: nn.Module | None = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]  # theirs
         if head is None or self.trunk is self.model:

@@ -7,8 +7,8 @@ Three rows (x = valid state, - = stale or padding), before and after ``rollback(
     row 2   x x x - - - - -      length 3        x x - - - - - -      length 2
 
 A forward writes the states of its units at columns ``length .. length + width - 1`` of each row.
-Attention gets the buffer up to the last column that any row wrote; ``attention.step_mask`` hides
-what lies behind a row's own units.
+Attention gets the buffer up to the last column that any row wrote; ``attention_masks.step_mask``
+hides what lies behind a row's own units.
 
 Shapes: B rows, H key/value heads, L columns, D head size, W width (units per row and forward).
 """

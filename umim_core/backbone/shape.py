@@ -145,10 +145,10 @@ def local_shape(name: str, revision: str | None = None) -> BackboneShape | None:
 def _configuration(name: str, revision: str | None, *, local_files_only: bool) -> PreTrainedConfig:
     from transformers import AutoConfig
 
-    from umim_core.backbone.tokenizer_files import resolve_backbone
+    from umim_core.backbone.tokenizer_files import check_place
 
     config: PreTrainedConfig = AutoConfig.from_pretrained(
-        resolve_backbone(name, local_files_only=local_files_only),
+        check_place("backbone", name, "config.json", revision, local_files_only),
         revision=revision,
         trust_remote_code=False,
         local_files_only=local_files_only,
@@ -158,7 +158,10 @@ def _configuration(name: str, revision: str | None, *, local_files_only: bool) -
 
 def trained_context(name: str, revision: str | None = None) -> int | None:
     """Return the most tokens of an input by a backbone's configuration; None if not known."""
-    return configured_number("max_position_embeddings", name, revision)
+    try:
+        return configured_number("max_position_embeddings", name, revision)
+    except BackboneError:  # a name of a service
+        return None
 
 
 def check_row_length(length: int, most: int | None, name: str, remedy: str) -> None:
@@ -168,15 +171,12 @@ def check_row_length(length: int, most: int | None, name: str, remedy: str) -> N
 
 
 def configured_number(field: str, name: str, revision: str | None = None) -> int | None:
-    """Return a number of a backbone's configuration.
-
-    None if there is no configuration within reach, or it names no number.
-    """
+    """Return a number of a backbone's configuration; None where it has none."""
     from umim_core.backbone.tokenizer_files import FOREIGN_ERRORS
 
     try:
         config = _configuration(name, revision, local_files_only=False)
-    except FOREIGN_ERRORS:  # a name of a service, or a directory of a tokenizer alone
+    except FOREIGN_ERRORS:  # a directory of a tokenizer alone, say
         return None
     number = getattr(config.get_text_config(), field, None)
     return number if isinstance(number, int) else None

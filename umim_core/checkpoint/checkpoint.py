@@ -23,7 +23,12 @@ from umim_core.checkpoint.checkpoint_files import (
 )
 from umim_core.checkpoint.module_weights import WEIGHTS, read_module, write_module
 from umim_core.config.form import Merge, check_merge, check_raw_tail
-from umim_core.errors import BackboneMismatchError, TokenizerMismatchError
+from umim_core.errors import (
+    BackboneMismatchError,
+    ConfigError,
+    TokenizerMismatchError,
+    require,
+)
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule, with_rows_of
 from umim_core.rules.ruleset import RuleSet
@@ -106,6 +111,9 @@ class Checkpoint:
         return replace(self, config=self.config.model_copy(update=changes))
 
     def noting(self, backbone: Backbone, reason: str) -> Checkpoint:
+        said: object = reason
+        rule = "allow_backbone_mismatch must say why another backbone is good enough"
+        require(isinstance(said, str), ConfigError, rule, said, "Give the reason as a text.")
         differences = self.backbone_differences(backbone)
         if not reason.strip() or backbone.hidden_size != self.config.hidden_size:
             self.check_backbone(backbone)
@@ -132,10 +140,19 @@ class Checkpoint:
 
         What changes nothing of a frozen model does not count (dropout, fields that nothing reads).
         """
-        config, identity, known = self.config, backbone.identity, self.config.backbone_model
+        config, known, identity = self.config, self.config.backbone_model, backbone.identity
         if backbone.hidden_size != config.hidden_size:
             return [f"embedding size {config.hidden_size} -> {backbone.hidden_size}"]
-        return identity.differences(known.model_type, known.config, known.weights)
+        if known.model_type != identity.model_type:
+            return [f"model_type {known.model_type!r} -> {identity.model_type!r}"]
+        changes, ours = list[str](), identity.function
+        for name in sorted(known.config.keys() | ours.keys()):
+            then, now = (canonical_json(c.get(name, "the default")) for c in (known.config, ours))
+            if then != now:
+                changes.append(f"{name} {then} -> {now}")
+        if known.weights != identity.weights_digest:
+            changes.append("the weights")
+        return changes
 
     def check_vocabulary(self, backbone: Backbone) -> None:
         fingerprint = self.config.tokenizer_fingerprint

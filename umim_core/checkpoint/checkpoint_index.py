@@ -17,7 +17,7 @@ from typing import Final
 from umim_core.addresses import has_credentials
 from umim_core.errors import ArtifactError, ConfigError, require
 from umim_core.store.artifacts import read_json, sha256_bytes
-from umim_core.store.disk import check_writable, write_bytes
+from umim_core.store.disk import check_writable, user_cache, write_bytes
 from umim_core.store.publication import check_absent
 
 logger = logging.getLogger("umim.checkpoint")
@@ -32,14 +32,14 @@ def artifact_root() -> Path:
     """Return ``UMIM_ROOT``, else ``.umim`` in the checkout; without one, in the current folder.
 
     Where ``UMIM_ROOT`` is an address, such as ``s3://bucket/prefix``, the pipeline stores there and
-    works in a local folder, which is returned: ``UMIM_SCRATCH``, else one of
-    ``~/.cache/umim/roots`` for each address.
+    works in a local folder, which is returned: ``UMIM_SCRATCH``, else one for each address in
+    ``roots`` of the user's cache.
     """
     checkout = (_PACKAGE_PARENT / "pyproject.toml").is_file()
     default = (_PACKAGE_PARENT if checkout else Path.cwd()) / ".umim"
     address = remote_address()
     if address is not None:
-        folder = Path.home() / ".cache" / "umim" / "roots" / sha256_bytes(address.encode())[:16]
+        folder = user_cache() / "roots" / sha256_bytes(address.encode())[:16]
         return Path(os.environ.get("UMIM_SCRATCH") or folder).resolve()
     return Path(os.environ.get("UMIM_ROOT") or default).resolve()
 

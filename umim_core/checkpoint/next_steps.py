@@ -30,7 +30,6 @@ _NAMED: Final = 8  # texts that a line names
 def after_mining(
     out: Path, tokenizer: str | None, texts: Sequence[str], reading: Reading
 ) -> list[str]:
-    """Return how to train with mined rules."""
     command = ["umim", "train", tokenizer or "MODEL", *_read(texts, reading), "--rules", str(out)]
     command += ["--out", str(out.with_name(f"{out.name}-trained"))]
     return ["", "Next, train a merge module for these rules:", f"  {shlex.join(command)}"]

@@ -184,7 +184,6 @@ def _encode_chat(
     tools: Tools | None,
     roles: Sequence[Role],
 ) -> PromptIds:
-    """Encode a chat, or what it adds to its past."""
     written = write_chat(chat, tokenizer, tools, roles)
     text, places, unmerged = written.text, written.places, written.unmerged
     added = text if past is None else _added(text, past, tokenizer)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,7 +70,7 @@ def check_load_options(options: LoadOptions) -> None:
     if unknown := sorted(options.keys() - known.keys()):
         raise TypeError(f"unknown options {unknown}; known are {', '.join(sorted(known))}")
     check_rule_choice(options.get("budget"), options.get("target_tr"))
-    check_dtype(str(options.get("dtype") or AUTO).removeprefix("torch."))
+    check_dtype(_dtype(options))
     given = {name: value for name, value in options.items() if value is not None}
     loaded = "model" in given or isinstance(given.get("backbone"), Backbone)
     if loaded and (late := {name: given[name] for name in _OF_FILES if name in given}):
@@ -80,6 +80,10 @@ def check_load_options(options: LoadOptions) -> None:
         raise BackboneError("model and backbone must not both be given", remedy="Leave one out.")
     if "tokenizer" in given and "model" not in given:
         raise BackboneError("a tokenizer must come with its model", remedy="Pass model, too.")
+
+
+def _dtype(options: LoadOptions) -> str:
+    return str(options.get("dtype") or AUTO).removeprefix("torch.")
 
 
 def find_backbone(config: CheckpointConfig | None, options: LoadOptions) -> Backbone:
@@ -107,7 +111,7 @@ def find_backbone(config: CheckpointConfig | None, options: LoadOptions) -> Back
     return load_backbone(
         name,
         revision=revision,
-        dtype=str(options.get("dtype") or AUTO).removeprefix("torch."),
+        dtype=_dtype(options),
         device=options.get("device"),
         attn_implementation=options.get("attn_implementation"),
         local_files_only=local,
@@ -133,11 +137,13 @@ def find_both(
     if budget is None and target is None:
         budget = checkpoint.config.budget
     rules = at_reduction(within_budget(checkpoint.rules, budget), target)
-    backbone, protect = find_backbone(checkpoint.config, options), options.get("protect")
+    backbone = find_backbone(checkpoint.config, options)
+    protect: Any = options.get("protect")
     if protect:
         if backbone.tokenizer is None:
             raise BackboneError("protected tokens need a tokenizer", backbone.name, "Attach one.")
-        patterns = (protect,) if isinstance(protect, str) else protect
+        several = isinstance(protect, Iterable) and not isinstance(protect, str | bytes)
+        patterns: list[Any] = [*protect] if several else [protect]
         rules = without_tokens(rules, backbone.tokenizer, patterns)
     if rules is checkpoint.rules and checkpoint.config.budget is None:
         return backbone, checkpoint

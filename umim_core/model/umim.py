@@ -379,8 +379,12 @@ class UMIM:
         """
         check_merge(merge, ("all", "none"))
         model = self.merged_model.base() if merge == "none" else self.merged_model
+        items = [texts] if isinstance(texts, str) else texts
+        several = is_list(items) or isinstance(items, np.ndarray)
+        rule, remedy = "perplexity is of a text, or of a list of them", "Put it into a list."
+        require(several, EvaluationError, rule, type(texts).__name__, remedy)
         total, targets = 0.0, 0
-        for item in [texts] if isinstance(texts, str) else texts:
+        for item in items:
             ids: object = item
             if isinstance(item, str):
                 ids = self.backbone.encode(item, add_special_tokens)

@@ -67,7 +67,6 @@ class Leak:
 
 
 def leak_kind(text: str) -> Kind | None:
-    """Return what private text a span's text gives away, or None."""
     for kind, (pattern, is_private) in _CHECKS.items():
         searched = _DATE.sub(" ", text) if kind == "long number" else text
         if any(map(is_private, pattern.finditer(searched))):

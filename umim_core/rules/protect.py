@@ -43,9 +43,12 @@ def protected_ids(
 
 def compiled_pattern(pattern: str) -> re.Pattern[str]:
     """Return a named pattern, or a regular expression, compiled; another one is refused."""
+    given: object = pattern
     try:
-        return re.compile(NAMED_PATTERNS.get(pattern, pattern))
-    except re.error as error:
+        if not isinstance(given, str):
+            raise TypeError("no text")
+        return re.compile(NAMED_PATTERNS.get(given, given))
+    except (re.error, OverflowError, RecursionError, TypeError) as error:
         raise ConfigError(
             f"a protected pattern must be a regular expression or one of {sorted(NAMED_PATTERNS)}",
             f"{pattern!r} ({error})",

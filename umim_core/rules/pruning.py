@@ -205,11 +205,10 @@ def check_rule_choice(budget: object, target: float | None) -> None:
     require(budget is None or target is None, ConfigError, rule, found, "Leave one of them out.")
     if target is not None:
         check_target(target)
-    number = isinstance(budget, int | float) and not isinstance(budget, bool)
+    number = budget if isinstance(budget, int | float) and not isinstance(budget, bool) else -1.0
     rule = "a budget must be a number of nats per saved token, at least 0"
     remedy = "Give 0.1 for example, or inf for all rules."
-    fits = budget is None or (number and float(str(budget)) >= 0)
-    require(fits, ConfigError, rule, budget, remedy)
+    require(budget is None or number >= 0, ConfigError, rule, budget, remedy)
 
 
 def within_budget(rules: RuleSet, budget: float | None) -> RuleSet:

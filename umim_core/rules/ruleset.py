@@ -110,10 +110,6 @@ class RuleOrigin(BaseModel):
         return cls.model_validate({"options": made} | found)
 
 
-def write_prices(directory: Path, prices: Prices) -> None:
-    save_array(directory / _PRICES, prices)
-
-
 @dataclass(frozen=True)
 class RuleSet:
     """Merge rules and where they come from.
@@ -160,9 +156,7 @@ class RuleSet:
 
         The options of ``origin`` name filters and a threshold, that of the counts or a higher one.
         """
-        counts.check_reached(origin.options.tau)
-        ids = {n: counts.ids(n) for n in counts.orders}
-        return cls.filtered(ids, counts.support, origin)[0]
+        return cls.filtered(*counts.frequent(origin.options.tau), origin)[0]
 
     @classmethod
     def filtered(
@@ -192,12 +186,14 @@ class RuleSet:
 
         It is for rules of the longest span, at least 4 tokens.
         """
-        unique = sorted(set(spans))
-        for span in unique:
-            if not 2 <= len(span) <= MAX_LONGEST:
-                rule = f"a rule must have 2 to {MAX_LONGEST} tokens"
-                raise RuleSetError(rule, span, "Drop this span.")
+        given: list[Any] = list(spans)
+        for span in given:
+            rule = f"a rule must have 2 to {MAX_LONGEST} tokens, whole numbers in a tuple"
+            fits = isinstance(span, tuple) and 2 <= len(span) <= MAX_LONGEST
+            fits = fits and all(isinstance(i, int | np.integer) for i in span)
+            require(fits, RuleSetError, rule, span, "Drop this span.")
             _check_range(min(span), max(span), span, "Drop this span.")
+        unique: list[tuple[int, ...]] = sorted(set(given))
         ids = {
             n: np.array([s for s in unique if len(s) == n], dtype=np.int32).reshape(-1, n)
             for n in orders_to(max(map(len, unique), default=0))
@@ -346,7 +342,7 @@ class RuleSet:
         """Write the rule files into an existing, empty directory."""
         write_table(directory / TABLE, self.ids_by_order, self.support_by_order, compression_level)
         if self.prices is not None:
-            write_prices(directory, self.prices)
+            save_array(directory / _PRICES, self.prices)
         counts = {str(n): count for n, count in self.counts_by_order.items()}
         body = self.origin.record() | {"rules": counts, "longest": self.longest}
         write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=body)

@@ -53,7 +53,6 @@ def json_digest(value: object) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hex, read in chunks."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -42,8 +42,6 @@ class _Rows:
 
 
 class PackedTrunk:
-    """Runs a backbone's trunk over packed rows."""
-
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
         self._blocks: int = backbone.model.config.num_hidden_layers
