@@ -30,11 +30,7 @@ from support.engine_matrix import (
 from support.family_configs import EXACT, REFUSED, VOCAB, random_model
 from support.merged_models import placed
 from support.tiny_models import random_backbone
-from umim_core.backbone.attention_masks import (
-    attention_switched,
-    attention_window,
-    check_attention_window,
-)
+from umim_core.backbone.attention_masks import attention_switched, attention_window
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import BackboneError, GenerationError
@@ -205,9 +201,10 @@ def test_a_family_that_cannot_be_exact_is_refused_by_name(family: str) -> None:
 def test_rows_together_stay_within_the_window_of_attention_layers() -> None:
     config = EXACT["mistral"]()
     config.sliding_window = 16
-    check_attention_window(config, 16)
+    backbone = wrap_backbone(random_model(config), None)
+    backbone.check_window(16)
     with pytest.raises(GenerationError, match=r"attention window \(16\); got 17 units"):
-        check_attention_window(config, 17)
+        backbone.check_window(17)
     with pytest.raises(GenerationError, match="full or sliding-window attention"):
         attention_window(REFUSED["mamba"][0]())
 

@@ -26,7 +26,6 @@ from umim_core.backbone.row_cache import RowCache
 from umim_core.errors import GenerationError
 
 T = TypeVar("T")
-_SHORTER: Final = "Use one prompt at a time (compact positions), shorter ones, or fewer new tokens."
 
 
 def attention_window(config: PreTrainedConfig) -> int | None:
@@ -44,20 +43,6 @@ def attention_window(config: PreTrainedConfig) -> int | None:
     if "local" in (settings.get("attention_layers") or ()):  # GPT-Neo names its windows otherwise
         windows.append(int(settings["window_size"]))
     return min(windows, default=None)
-
-
-def check_attention_window(config: PreTrainedConfig, length: int) -> None:
-    """Refuse sequences that are longer than a layer's attention window.
-
-    Within its window a sliding-window layer is plain causal attention. Beyond it the backbone's own
-    masks are right where columns are units: for one row with compact positions, and for rows
-    without branches that are read at once. A mask of ours, for rows of different lengths or for
-    branches, would take the place of windows; who makes one asks here first.
-    """
-    window = attention_window(config)
-    if window is not None and length > window:
-        rule = f"rows together must not be longer than the backbone's attention window ({window})"
-        raise GenerationError(rule, f"{length} units", _SHORTER)
 
 
 def step_mask(cache: RowCache, dtype: torch.dtype) -> Tensor | None:

@@ -53,7 +53,7 @@ from umim_core.backbone.tokenizer_files import (
     first_line,
     load_tokenizer,
 )
-from umim_core.errors import BackboneError, UmimError, require
+from umim_core.errors import BackboneError, GenerationError, UmimError, require
 from umim_core.text.token_ids import decode, encode
 
 _TABLE_CHUNK: Final = 8192  # rows
@@ -161,6 +161,16 @@ class Backbone:
         limit = getattr(self.model.config, "max_position_embeddings", None)
         return limit if isinstance(limit, int) else None
 
+    @cached_property
+    def window(self) -> int | None:
+        """Shortest attention window in units; None without windows."""
+        return attention_window(self.model.config)
+
+    @property
+    def limits(self) -> list[int]:
+        """Positions and window, those that it has."""
+        return [limit for limit in (self.max_positions, self.window) if limit is not None]
+
     def check_positions(
         self, what: str, positions: int, error: type[UmimError], remedy: str, found: str = ""
     ) -> None:
@@ -169,6 +179,21 @@ class Backbone:
         rule = f"{what} must fit the backbone's {most} positions"
         fits = most is None or positions <= most
         require(fits, error, rule, found or f"{positions} positions", remedy)
+
+    def check_window(self, length: int) -> None:
+        """Refuse sequences that are longer than a layer's attention window.
+
+        Within its window a sliding-window layer is plain causal attention. Beyond it the backbone's
+        own masks are right where columns are units: for one row with compact positions, and for
+        rows without branches that are read at once. A mask of ours, for rows of different lengths
+        or for branches, would take the place of windows; who makes one asks here first.
+        """
+        rule = (
+            f"rows together must not be longer than the backbone's attention window ({self.window})"
+        )
+        remedy = "Use one prompt at a time (compact positions), shorter ones, or fewer new tokens."
+        fits = self.window is None or length <= self.window
+        require(fits, GenerationError, rule, f"{length} units", remedy)
 
     @property
     def device(self) -> torch.device:
@@ -399,15 +424,15 @@ def _check_parts(backbone: Backbone) -> None:
     rule = "every layer of a backbone must be full or sliding-window attention"
     remedy = "Recurrent states cannot be rolled back; use an attention-only model."
     with typed_failures(backbone, rule, remedy):
-        attention_window(model.config)
+        _ = backbone.window
 
 
 def _units(backbone: Backbone) -> int:
     """Return how many units are tried: two columns more must fit positions and windows."""
-    limits = (backbone.max_positions, attention_window(backbone.model.config))
-    n = min([_UNITS, *(limit - 2 for limit in limits if limit is not None)])
+    n = min([_UNITS, *(limit - 2 for limit in backbone.limits)])
     rule = "a backbone must have at least 5 positions, and windows as long"
-    _require(backbone, n >= 3, rule, f"{limits[0]} and {limits[1]}", "Use a larger one.")
+    found = " and ".join(map(str, backbone.limits))
+    _require(backbone, n >= 3, rule, found, "Use a larger one.")
     return n
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d
 from transformers.cache_utils import DynamicCache
 
-from umim_core.backbone.attention_masks import check_attention_window, eager_attention
+from umim_core.backbone.attention_masks import eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import layer_range
 from umim_core.baselines.methods import Text, TokenReducer, highest, read_behind
@@ -63,7 +63,7 @@ def last_weights(layers: Backbone, ids: Ints, queries: int) -> Tensor:
     ``layers`` are the first ones of a backbone. What stands before the queries is read without
     weights, by the backbone's own attention.
     """
-    check_attention_window(layers.model.config, len(ids))
+    layers.check_window(len(ids))
     tokens, cache = torch.from_numpy(ids).to(layers.device), DynamicCache()
     if queries < len(ids):
         read_behind(layers, tokens[:-queries], cache)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from umim_core.backbone.attention_masks import check_attention_window, eager_attention
+from umim_core.backbone.attention_masks import eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, HeldColumns, read_behind
 from umim_core.errors import EvaluationError
@@ -149,7 +149,7 @@ def score_evicted(
     """
     what, longest = "a context and one continuation", len(context) + max(map(len, endings)) - 1
     backbone.check_positions(what, longest, EvaluationError, "Cut the context on the left.")
-    check_attention_window(backbone.model.config, longest)
+    backbone.check_window(longest)
 
     def tensor(ids: Ints) -> Tensor:
         return torch.from_numpy(ids).to(backbone.device)
@@ -235,7 +235,7 @@ def generate_evicted(
     needed = [_positions(ids, new, policy, budget) for ids, policy, budget in policies]
     longest = max(needed, default=0)
     check_room(backbone, longest, new)
-    check_attention_window(backbone.model.config, longest)
+    backbone.check_window(longest)
     if config.do_sample and options.seed is None:
         options = replace(options, seed=fresh_seed())  # one for all rows, as in a batch
     streams = range(len(policies)) if options.streams is None else options.streams

@@ -38,7 +38,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from umim_core.backbone.attention_masks import OwnAttention, check_attention_window
+from umim_core.backbone.attention_masks import OwnAttention
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, HeldColumns
 from umim_core.merging.likelihood import TokenScores, target_scores
@@ -93,7 +93,7 @@ def score_masked(
     scores = []
     for ending in endings:
         ids = torch.tensor([[*context.tolist(), *ending.tolist()]], device=backbone.device)
-        check_attention_window(backbone.model.config, ids.shape[1])
+        backbone.check_window(ids.shape[1])
         half = budget / len(context) / 2
         with _MASKED.given(backbone.model, half):
             hidden = backbone.hidden(backbone.embed(ids[:, :-1]))[0]

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.lexical_units import passages, token_texts
 from umim_core.baselines.methods import Text, TokenReducer, highest, read_behind
@@ -85,7 +84,7 @@ class CompressedPrefix:
     def _read(self, ids: Ints) -> Tensor:
         """Read ids [S] after the prefix: hidden states [S, d]; the cache grows by them."""
         scorer = self._scorer
-        check_attention_window(scorer.model.config, len(self._cached_ids) + len(ids))
+        scorer.check_window(len(self._cached_ids) + len(ids))
         tokens = torch.from_numpy(ids).to(scorer.device)
         return read_behind(scorer, tokens, self._cache)[0]
 

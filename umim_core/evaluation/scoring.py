@@ -30,7 +30,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from umim_core.backbone.attention_masks import attention_window
 from umim_core.baselines.eviction import score_evicted
 from umim_core.baselines.lexical_units import token_texts
 from umim_core.baselines.methods import (
@@ -195,7 +194,7 @@ class Scorer(RequestScorer):
         model, alone = self.merged_model, self.merge == "prompt"
         rows = self._context_rows(requests, batch_size) if alone else self._whole_rows(requests)
         ordered = sorted(rows, key=lambda row: -row.columns)
-        window = attention_window(model.backbone.model.config)
+        window = model.backbone.window
         for batch in _batches(ordered, batch_size, window):
             contexts, parts = [row.ids for row in batch], [row.parts for row in batch]
             endings = [[requests[i].continuation for i in row.members] for row in batch]

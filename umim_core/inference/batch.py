@@ -27,7 +27,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umim_core.backbone.attention_masks import attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import ContextLengthError, GenerationError, NumericalError, require
 from umim_core.inference.choice import Stopper, TokenChooser
@@ -260,8 +259,7 @@ class Batch(Generic[C]):
         model, packed = self._reader.merged_model, prompts.packed
         preserved = model.unit_positions == "preserved"
         held = packed.raw_counts if preserved else packed.unit_counts
-        limits = (model.backbone.max_positions, attention_window(model.backbone.model.config))
-        most = min((limit for limit in limits if limit is not None), default=sys.maxsize)
+        most = min(model.backbone.limits, default=sys.maxsize)
         return most - positions_taken(int(held.max()), 0)
 
     @torch.no_grad()

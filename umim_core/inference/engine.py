@@ -34,7 +34,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.inference.batch import (
     Batch,
     Prompts,
@@ -138,7 +137,7 @@ class Engine:
         check_room(self.backbone, highest, new)
         evicts = options.span_eviction is not None
         if several or preserved or evicts:  # one row keeps the backbone's windows
-            check_attention_window(self.backbone.model.config, max(limit, highest))
+            self.backbone.check_window(max(limit, highest))
         if past is None or earlier is None:
             cache = UnitCache.empty(self.merged_model, len(units), limit, most_raw)
         else:

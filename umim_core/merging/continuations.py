@@ -26,11 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from umim_core.backbone.attention_masks import (
-    additive_mask,
-    attention_window,
-    check_attention_window,
-)
+from umim_core.backbone.attention_masks import additive_mask
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, require
 from umim_core.merging.likelihood import TokenScores, split_scores, target_scores
@@ -66,8 +62,7 @@ def widest_row(units: int, backbone: Backbone) -> int:
     Beyond twice its context, or 2,048 columns, the mask is what costs. Columns beyond the window or
     the positions would be right in most backbones, but GPT-Neo counts both by columns.
     """
-    limits = (attention_window(backbone.model.config), backbone.max_positions)
-    return min([max(2 * units, _COLUMNS), *(limit for limit in limits if limit is not None)])
+    return min([max(2 * units, _COLUMNS), *backbone.limits])
 
 
 @dataclass(frozen=True)
@@ -220,4 +215,4 @@ def _check_length(
     remedy = "Cut the context on the left."
     backbone.check_positions(what, needed, EvaluationError, remedy, found)
     if not windowed:
-        check_attention_window(backbone.model.config, units)
+        backbone.check_window(units)

@@ -31,7 +31,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError, require
 from umim_core.merging.decode_states import BranchLayout, branch_layout
@@ -123,7 +122,7 @@ def state_hidden(tokens: Tensor, layout: BranchLayout, merged_model: MergedModel
     remedy = "Cut the text into shorter windows."
     backbone.check_positions("rows", highest + 1, EvaluationError, remedy)
     if not layout.plain:  # a mask of ours takes the place of the backbone's own windows
-        check_attention_window(backbone.model.config, columns)
+        backbone.check_window(columns)
     trunk, merged = merged_model.trunk, layout.surrogate >= 0
     states = trunk.raw_states(tokens)
     if merged_model.merge_depth:

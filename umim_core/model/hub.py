@@ -14,6 +14,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its own, httpx or httpx2
 
 from umim_core.addresses import beside, is_path
+from umim_core.backbone.tokenizer_files import first_line
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.checkpoint.checkpoint_index import own_checkpoint
 from umim_core.errors import CheckpointError
@@ -59,9 +60,8 @@ def upload_checkpoint(directory: Path, repo_id: str, private: bool, commit_messa
 
 
 def _hub_error(repo_id: str, error: Exception, remedy: str = "") -> CheckpointError:
-    reason = str(error).strip().splitlines()
     return CheckpointError(
         "a checkpoint must be an embedded name, a directory, or a hub repository within reach",
-        f"{repo_id!r}: {reason[0] if reason else type(error).__name__}",
+        f"{repo_id!r}: {first_line(error)}",
         remedy or "Check the name; offline machines need a directory.",
     )

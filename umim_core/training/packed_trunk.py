@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from umim_core.backbone.attention_masks import OwnAttention, attention_window
+from umim_core.backbone.attention_masks import OwnAttention
 from umim_core.backbone.backbone import Backbone
 from umim_core.merging.adapters import merged_rows
 
@@ -98,7 +98,7 @@ class PackedTrunk:
             return 0
         if model.config._attn_implementation != _SDPA or not model._can_set_attn_implementation():
             return 0
-        window = attention_window(model.config)
+        window = self._backbone.window
         units = self._backbone.embed(torch.arange(5, device=self._backbone.device) % 2)
         positions = torch.tensor([0, 1, 0, 1, 2], device=units.device)
         with _BY_ROW.given(model, _Rows(list(lengths))) as rows:
