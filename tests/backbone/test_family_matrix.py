@@ -201,7 +201,7 @@ def test_a_family_that_cannot_be_exact_is_refused_by_name(family: str) -> None:
 def test_rows_together_stay_within_the_window_of_attention_layers() -> None:
     config = EXACT["mistral"]()
     config.sliding_window = 16
-    backbone = wrap_backbone(random_model(config), None)
+    backbone = wrap_backbone(random_model(lambda: config), None)
     backbone.check_window(16)
     with pytest.raises(GenerationError, match=r"attention window \(16\); got 17 units"):
         backbone.check_window(17)

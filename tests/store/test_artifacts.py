@@ -35,7 +35,12 @@ from umim_core.store.artifacts import (
     write_manifest,
 )
 from umim_core.store.disk import refusals_named
-from umim_core.store.publication import build_once, give_name, publish_directory
+from umim_core.store.publication import (
+    build_once,
+    check_absent,
+    give_name,
+    publish_directory,
+)
 
 JSON = st.recursive(
     st.none()
@@ -359,6 +364,9 @@ def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:
     refused = "must be writable; got Not a directory"
     with pytest.raises(ArtifactError, match=r"file \(0 bytes\) must be writable; got File e"):
         publish_directory(tmp_path / "file" / "x", lambda out: None)
+    for long in ("x" * 250, "x" * 300):  # the lock beside it has a longer name
+        with pytest.raises(ArtifactError, match="must be writable; got File name too long"):
+            check_absent(tmp_path / long)
     with pytest.raises(ArtifactError, match=rf"file/x\.json \(3 bytes\) {refused}"):
         write_json(tmp_path / "file" / "x.json", {})
     with pytest.raises(ArtifactError, match=rf"file/a\.npy \(152 bytes\) {refused}"):

@@ -132,7 +132,7 @@ def refusals_named(place: Path, remedy: str = REMEDY, folder: Path | None = None
             raise
         files = [place] if folder is None else folder.rglob("*")
         size = 0
-        with suppress(FileNotFoundError):  # of what others remove meanwhile
+        with suppress(OSError):  # of what others remove meanwhile, or a name that is too long
             size = sum(path.stat().st_size for path in files if path.is_file())
         raise unwritable(Path(error.filename or place), size, error, remedy) from error
 

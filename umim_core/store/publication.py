@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from umim_core.errors import ArtifactError, require
 from umim_core.store.artifacts import MANIFEST, read_json, read_manifest, write_json, write_manifest
-from umim_core.store.disk import REMEDY, flush, flush_tree, refusals_named
+from umim_core.store.disk import REMEDY, flush, flush_tree, refusals_named, unwritable
 from umim_core.store.locking import directory_lock
 from umim_core.store.scratch import remove_marked, scratch_folder, sweep
 
@@ -118,7 +118,14 @@ def build_once(
 
 
 def check_absent(out: Path, what: str = "directory") -> None:
-    """Refuse an output that exists, before hours of counting and not after."""
+    """Refuse an output that exists or has no possible name, before hours of counting."""
+    place = out.resolve()
+    try:
+        os.lstat(place.parent / f".{place.name}.lock")
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # a name that is too long, say
+        raise unwritable(out, 0, error) from error
     _check_outside(out)
     rule = f"the output {what} must not exist"
     remedy = "Remove it or choose another name; results are never overwritten."
