@@ -204,7 +204,11 @@ def launch(
         named |= {"evaluate": evaluate, "benchmark": benchmark, "ablate": ablate}
         result = _called(named[part])(recipe)
         shown = result if isinstance(result, str) else json.dumps(result, indent=1)
-        emit({"flow": part, "result": result}, [shown, *_checkpoint_lines(loaded.name)], as_json)
+        emit(
+            {"flow": part, "result": result},
+            [shown.rstrip(), *_checkpoint_lines(loaded.name)],
+            as_json,
+        )
         return
     began = time.monotonic()
     path = Path(_called(full_pipeline)(recipe))

@@ -9,6 +9,7 @@ backbone and threshold), and a labelled point per threshold.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from tasks.report.charts import Line, Panel, chart, svg_file
@@ -17,11 +18,13 @@ from tasks.report.render import (
     DASH,
     Report,
     Table,
+    environment,
     escaped,
     file_table,
     formatted,
     page,
     table_markdown,
+    table_text,
 )
 from tasks.run.recipes import recipe_names
 
@@ -50,23 +53,39 @@ def ablation_table(data: Report) -> Table:
     return file_table("ablation.txt", cells, variants=variants(rows))
 
 
-def ablation_page(data: Report) -> str:
-    """Return the page in Markdown; the figures lie next to it."""
+def _noted(data: Report) -> Report:
+    """Return what the note under the table shows."""
     budget = data["budget"]
     taken = [int(cell["training"].get("steps", budget["steps"])) for cell in data["cells"]]
-    shown = {
-        "description": escaped(data["description"].strip()),
-        "table": table_markdown(ablation_table(data)),
+    return data | {
         "states": STATES,
         "by_states": any(row.metric("top1_states") is not None for row in _rows(data)),
         "early": [steps for steps in taken if steps < budget["steps"]],
         "withdrawn": any(cell.get("withdrawn") for cell in data["cells"]),
+    }
+
+
+def ablation_text(data: Report) -> str:
+    """Return the table for a terminal, with its note."""
+    note = environment().get_template("ablation_note.txt").render(_noted(data))
+    return table_text(replace(ablation_table(data), note=" ".join(note.split())))
+
+
+def ablation_page(data: Report) -> str:
+    """Return the page in Markdown; the figures lie next to it."""
+    asked = data["evaluation"]
+    shown = {
+        "description": escaped(data["description"].strip()),
+        "table": table_markdown(ablation_table(data)),
         "figures": FIGURES,
-        "held_out": data["evaluation"],
+        "held_out": {  # a short text has fewer than are asked for
+            name: f"{min(row.metrics.get(name, asked[name]) for row in _rows(data)):.0f}"
+            for name in asked
+        },
         "trained_on": list(dict.fromkeys(filter(None, (x["trained_on"] for x in data["cells"])))),
         "shipped": data["name"] in recipe_names(),
     }
-    return page("ablation.md", data | shown) + "\n"
+    return page("ablation.md", _noted(data) | shown) + "\n"
 
 
 def figure_svg(data: Report, metric: str) -> str:

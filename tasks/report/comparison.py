@@ -46,7 +46,9 @@ COMPARISON_METRICS: Final = (
     *("top1_states", "kl_states", "ppl_base", "ppl_umim", "accuracy_base", "accuracy_umim"),
     *("prefill_speedup", "decode_speedup"),
 )
+TEXT_ROWS: Final = ("alignment_rows", "perplexity_rows")  # metrics: how many were measured
 TASK_TR: Final = "token_reduction"  # in a score: realised on the task's own sequences
+_QUESTIONS: Final = "questions"  # in a score: how many were asked
 _OF_A_POINT: Final = (
     *("rules", "token_reduction", "input_reduction", "accuracy", "accuracy_se", "difference"),
     *("difference_se", "gained", "lost", "margin", "margin_difference", "margin_difference_se"),
@@ -85,13 +87,13 @@ class ComparisonRow(ModuleForm):
         rule_source: What made the rules: frequency, confidence, a list, or a directory by name.
         min_probability: What every token of a confident span exceeds; None where unknown.
         setting: Which checkpoint and rules were used (``umim_core.adaptation.settings``).
-        metrics: Values by name: ``COMPARISON_METRICS`` without accuracies,
+        metrics: Values by name: ``COMPARISON_METRICS`` without accuracies, ``TEXT_ROWS``,
             ``ppl_base_ood_<corpus>`` and ``ppl_umim_ood_<corpus>``, and some of a mixture's
             parts, ``top1_part_<part>`` for one. Ratios, not percent. A missing one was not
             measured.
         errors: Standard errors of metrics by name, where they are known.
         scores: By (task, setting), what was measured by name, the task's headline first; with it
-            ``TASK_TR``, 0..1. The setting WT holds every setting of its cell.
+            ``TASK_TR``, 0..1, and ``questions``. The setting WT holds every setting of its cell.
     """
 
     model_config = ConfigDict(allow_inf_nan=True, validate_by_name=True, serialize_by_alias=True)
@@ -232,7 +234,7 @@ class ComparisonRow(ModuleForm):
             for suffix, setting in (("base", BASE), ("umim", self.setting))
             for task in self.tasks
             for metric, measured in self.scores.get((task, setting), {}).items()
-            if metric != TASK_TR
+            if metric not in (TASK_TR, _QUESTIONS)
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -331,7 +333,7 @@ def _row(result: Result, setting: str, seed: int) -> ComparisonRow:
     shown: dict[str, float | None] = {
         name: value
         for name, value in values.items()
-        if name in COMPARISON_METRICS or _OF_A_TEXT.match(name)
+        if name in (*COMPARISON_METRICS, *TEXT_ROWS) or _OF_A_TEXT.match(name)
     }
     if result.benchmark is not None and measures(setting, "speed"):
         timed = result.benchmark.metrics
@@ -371,7 +373,8 @@ def _score(names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, Meas
         name: Measured(value=metrics[name], stderr=metrics.get(f"{name}_stderr")) for name in names
     }
     reduction = metrics.get("context_token_reduction", metrics["token_reduction"])
-    return score | {TASK_TR: Measured(value=reduction)}
+    others = {TASK_TR: reduction, _QUESTIONS: metrics["questions"]}
+    return score | {name: Measured(value=value) for name, value in others.items()}
 
 
 def cell_label(cell: Cell) -> str:
@@ -481,6 +484,39 @@ def _noted(
     **values: object,
 ) -> Table:
     """Return a table with a note, which says on how much held-out data the rows were measured."""
-    shown = {"table": table, "rows": rows, "config": config or {}, **values}
-    note = environment().get_template(template).render(shown)
-    return replace(table, note=" ".join(note.split()))
+    shown = {"table": table, "rows": rows, **values}
+    note = environment().get_template(template).render(shown).split()
+    return replace(table, note=" ".join([*note, *_measured_on(rows, config or {})]))
+
+
+def _measured_on(rows: Sequence[ComparisonRow], config: Mapping[str, Any]) -> list[str]:
+    """Return in a sentence, if any, what rows were measured on, those of the headline apart."""
+    if not rows or "evaluate" not in config:
+        return []
+    headline = config.get("headline") if rows[0].source == "shipped" else None
+    leading = 0 if headline is None else 1 + len(headline.get("beside", ()))
+    parts = [_amounts(rows[leading:], config, config["evaluate"])] if rows[leading:] else []
+    if headline is not None:
+        own = _amounts(rows[:leading], config, headline["evaluate"])
+        timed = headline.get("benchmark")
+        if timed is not None:
+            own += f", timed at {max(timed['prompt_lengths']):,} tokens"
+        parts.append(f"{rows[0].model}: {own}")
+    return [f"Measured on {'; '.join(parts)}."]
+
+
+def _amounts(
+    rows: Sequence[ComparisonRow], config: Mapping[str, Any], asked: Mapping[str, Any]
+) -> str:
+    """Return how many rows of text and questions were read, or asked for if rows do not say it."""
+    aligned, scored = (
+        _from_to({row.metrics.get(name, asked[name]) for row in rows}) for name in TEXT_ROWS
+    )
+    words = f"{aligned} (Top-1) and {scored} (PPL) rows of {config['segment_length']} tokens"
+    scores = [score.get(_QUESTIONS) for row in rows for score in row.scores.values()]
+    questions = {asked["task_questions"] if one is None else one.value for one in scores}
+    return f"{words}, {_from_to(questions)} questions" if questions else words
+
+
+def _from_to(counts: set[float]) -> str:
+    return " to ".join(f"{count:.0f}" for count in sorted({min(counts), max(counts)}))

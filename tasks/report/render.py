@@ -1,7 +1,8 @@
 """Pages from jinja2 templates: number formats, tables of rows, Markdown and HTML environments.
 
 A template stands in a file and is given a result file's fields. It lists a table by its columns,
-one per line, heading and cell, ``<`` before the heading of a column of text::
+one per line, heading and cell, ``<`` before the heading of a column of text, ``>`` before that of
+numbers that say what a row is about::
 
     {% call(r) table(walk(report, "sides.*side")) %}
     side             | {{ r.side }}
@@ -42,7 +43,8 @@ class Table:
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
-    left: tuple[int, ...] = (0,)
+    left: tuple[int, ...] = (0,)  # columns of text
+    names: int = 0  # leading columns that say what a row is about, if more than those of text
 
 
 def _aligned(table: Table, lines: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -84,8 +86,8 @@ def table_text(table: Table) -> str:
 
 
 def _parts(table: Table, widths: Sequence[int]) -> list[list[int]]:
-    """Return the columns of each part of a table: those up to the last of text, then numbers."""
-    names = list(range(max(table.left, default=-1) + 1))
+    """Return the columns of each part of a table: those that name a row, then some of the rest."""
+    names = list(range(max(table.names, *(column + 1 for column in table.left), 0)))
     parts, room = [list(names)], _WIDTH - sum(widths[column] + 2 for column in names) + 2
     left = room
     for column in range(len(names), len(widths)):
@@ -175,7 +177,7 @@ def columns_table(
         [line.partition("|")[::2] for line in caller(row).splitlines() if line.strip()]
         for row in rows
     ]
-    headings, columns, left = list[str](), list[list[str]](), list[int]()
+    headings, columns, left, names = list[str](), list[list[str]](), list[int](), 0
     for place, column in enumerate(zip(*lines, strict=True)):
         cells = [cell.strip() for _, cell in column]
         if measured and set(cells) == {DASH}:
@@ -185,7 +187,10 @@ def columns_table(
             left.append(len(columns))
         headings.append(column[0][0].strip(" <>"))
         columns.append(cells)
-    return Table(tuple(headings), tuple(zip(*columns, strict=True)), left=tuple(left))
+        if any(head.startswith(">") for head, _ in column):
+            names = len(columns)
+    rows = tuple(zip(*columns, strict=True))
+    return Table(tuple(headings), rows, left=tuple(left), names=names)
 
 
 def file_table(name: str, rows: Iterable[Any], **shared: Any) -> Table:

@@ -35,7 +35,7 @@ from umim_core.training.token_rows import TokenRows
 _PLACED: Final = ("device", "dtype")
 
 
-@stage(version=5, of_run=_PLACED, free={"config.task_questions": "of stage task-score"})
+@stage(version=6, of_run=_PLACED, free={"config.task_questions": "of stage task-score"})
 def evaluate_stage(
     _: Path,
     site: Site,
@@ -48,7 +48,7 @@ def evaluate_stage(
     """Measure alignment in-domain, and perplexity of base and UMIM in and out of domain.
 
     Of a mixture's parts both are measured; the names of those numbers end in ``_part_<name>``.
-    Standard errors (``_se``) are over rows.
+    Standard errors (``_se``) are over rows, of which a short text has fewer than are asked for.
     """
     directory, device, dtype = checkpoint.directory, site.device, site.dtype
 
@@ -58,11 +58,13 @@ def evaluate_stage(
         for split in ("test", *further, *splits_with(tokens, PART)):
             rows = rows_of(tokens, split, segment_length, config.perplexity_rows, config.segments)
             figures = perplexity_figures(rows, merged_model, config.batch_size)
+            figures["perplexity_rows"] = float(len(rows))
             if split not in further:
                 rows = rows_of(
                     tokens, split, segment_length, config.alignment_rows, config.segments
                 )
                 figures |= evaluate_alignment(rows, merged_model, config.batch_size).metrics()
+                figures["alignment_rows"] = float(len(rows))
             suffix = "" if split == "test" else f"_{split}"
             metrics |= {f"{name}{suffix}": value for name, value in figures.items()}
         return metrics

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from tasks.report.ablation import FIGURES, ablation_page, ablation_table, figure_svg
+from tasks.report.ablation import FIGURES, ablation_page, ablation_text, figure_svg
 from tasks.report.comparison import ComparisonRow, Result, comparison_rows, rule_counts
-from tasks.report.render import Report, table_text
+from tasks.report.render import Report
 from tasks.report.report import ReportData, agreement, write_report
 from tasks.run.stage import Artifact, Metrics, Site, stage
 from tasks.stages.corpus import split_tokens
@@ -198,4 +198,4 @@ def ablation_summary(ablation: Artifact, name: str) -> str:
     """Return the table for a terminal, and where the files are."""
     data: Any = read_json(ablation.path / f"{name}.json")
     files = sorted(map(str, ablation.path.glob(f"{name}*")))
-    return "\n".join([table_text(ablation_table(data)), *files])
+    return "\n".join([ablation_text(data), *files])

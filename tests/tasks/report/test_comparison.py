@@ -14,7 +14,7 @@ from support.sites import here, made
 from support.tiny_pipeline import Walk
 from support.tracked_runs import runs_of
 from tasks.cluster.lease import ClusterLease
-from tasks.report.ablation import ablation_page, ablation_table
+from tasks.report.ablation import ablation_page, ablation_table, ablation_text
 from tasks.report.comparison import (
     ComparisonRow,
     cell_row,
@@ -154,6 +154,13 @@ def test_an_ablation_shows_what_differs_and_what_was_measured() -> None:
     fewer = cell("llama", 5, "drop") | {"training": {"steps": 40.0}, "withdrawn": ["ppl_umim"]}
     page = ablation_page(data | {"cells": [cell("llama", 5, "drop"), fewer]})
     assert "1 of 2 cells stopped earlier, at least 40." in page and "†: withdrawn." in page
+    named = [(name * 12, tau, kept) for name, tau, kept in GRID]
+    text = ablation_text(data | {"cells": [cell(*which) for which in named]})
+    for part in text.split("\n\n")[:2]:  # each says which row is which
+        assert [line.split()[:3] for line in part.splitlines()[1:]] == [
+            [name, str(tau), kept] for name, tau, kept in named
+        ]
+    assert "300 steps of 8 rows of 512 tokens" in text and max(map(len, text.splitlines())) <= 100
 
 
 def test_every_difference_has_a_column() -> None:

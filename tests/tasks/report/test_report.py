@@ -17,7 +17,7 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tasks.report.comparison import TASK_TR, ComparisonRow, Measured, cell_row, comparison
+from tasks.report.comparison import TASK_TR, ComparisonRow, Measured, cell_row, comparison, summary
 from tasks.report.render import Report
 from tasks.report.report import ReportData, draw_figures, leading, report_tables, write_report
 from tasks.run import pipeline
@@ -153,6 +153,37 @@ def test_columns_that_nobody_measured_are_left_out() -> None:
     _, _, aligned = text.partition("## Alignment with the base model\n\n")
     heads = [cell.strip() for cell in aligned.splitlines()[0].strip("|").split("|")]
     assert heads == ["rules", "setting", "Top-1", "KL"]
+
+
+LIMITS = {"alignment_rows": 16, "perplexity_rows": 8, "task_questions": 200}
+
+
+@pytest.mark.parametrize(
+    ("read", "scored", "headline", "words"),
+    [
+        ({}, {}, False, "16 (Top-1) and 8 (PPL) rows of 64 tokens"),
+        ({"alignment_rows": 3.0}, {}, False, "3 (Top-1) and 8 (PPL) rows of 64 tokens"),
+        ({}, {"questions": 37.0}, False, "16 (Top-1) and 8 (PPL) rows of 64 tokens, 37 questions"),
+        ({}, {"acc": 0.5}, False, "16 (Top-1) and 8 (PPL) rows of 64 tokens, 200 questions"),
+        ({}, {}, True, "16 (Top-1) and 8 (PPL) rows of 64 tokens; m: 4 (Top-1) and 4 (PPL) rows of "
+                       "64 tokens, timed at 1,024 tokens"),
+    ],
+    ids=["asked for", "a short text", "few questions", "a former version's", "a headline"],
+)  # fmt: skip
+def test_a_note_says_what_was_measured_and_nothing_of_what_was_not(
+    read: dict[str, float], scored: dict[str, float], headline: bool, words: str
+) -> None:
+    scores = {(DEFAULT_TASK, "WT"): {name: Measured(value=n) for name, n in scored.items()}}
+    own = cell_row(Cell(backbone="b"), metrics=read, scores=scores if scored else {})
+    shipped = ComparisonRow(backbone="m", source="shipped")
+    amounts = {"alignment_rows": 4, "perplexity_rows": 4, "task_questions": 50}
+    config = {"segment_length": 64, "evaluate": LIMITS}
+    config |= {"headline": {"evaluate": amounts, "benchmark": {"prompt_lengths": [1024]}}}
+    rows = [shipped, own] if headline else [own]
+    for table in (comparison(rows, config), summary(rows, config)):
+        assert table.note.endswith(f"Measured on {words}.")
+        assert ("acc." in table.note) <= bool(scored) and "prefill" not in table.note
+    assert ("WT + FT" in summary(rows, config).note) is False
 
 
 def speeds(*lengths: int) -> tuple[Report, ...]:

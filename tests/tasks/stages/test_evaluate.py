@@ -44,7 +44,7 @@ def evaluated(
     call = evaluate_stage(
         tokens=tokenized(root, texts),
         checkpoint=NamedCheckpoint(checkpoint),
-        config=EvaluateConfig(alignment_rows=ROWS, perplexity_rows=ROWS, batch_size=ROWS),
+        config=EvaluateConfig(alignment_rows=ROWS, perplexity_rows=2 * ROWS, batch_size=ROWS),
         segment_length=LENGTH,
     )
     return call.build(replace(here(root), dtype=dtype)).metrics
@@ -62,6 +62,7 @@ def test_texts_out_of_domain_and_parts_are_measured_on_their_own_text(
     for name in ("ppl_base", "ppl_umim", "top1", "kl", "token_reduction", "spans_per_row"):
         assert every[f"{name}_part_notes"] == alone[name]
     assert every["kl"] != every["kl_part_notes"]
+    assert every["alignment_rows"] == every["perplexity_rows_ood_far"] == ROWS
     rough = evaluated(tmp_path, {"test": far}, tiny_checkpoint, "bfloat16")
     for name in ("ppl_base", "ppl_umim", "cross_entropy"):
         assert rough[name] == pytest.approx(alone[name], rel=2e-2)
