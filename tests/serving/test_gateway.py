@@ -333,6 +333,16 @@ def test_every_request_has_a_bias_against_the_ids_of_spans(export: Path) -> None
         assert (refused.value.status, refused.value.param) == (400, "logit_bias")
 
 
+def test_an_engine_that_takes_no_bias_is_named(export: Path) -> None:
+    with OddEngine() as engine:
+        engine.answers[COMPLETIONS] = plain(b"no logit_bias").replace(b"200 OK", b"400 Bad")
+        for masks, status in ((False, 502), (True, 400)):
+            with in_thread(gateway(engine.url, export, masks).app(None)) as url:
+                answer = post(url, COMPLETIONS, prompt=QUESTIONS[0])
+                assert answer.status_code == status
+                assert ("--upstream-masks" in answer.text) is (status == 502)
+
+
 def test_a_prompt_whose_merging_fails_is_sent_raw(export: Path) -> None:
     other = PromptMerger(RuleSet.from_spans([(1, 2)]), 10, 4)  # of a model with ten rows
     tokenizer = load_tokenizer(str(export))

@@ -244,6 +244,11 @@ class Gateway(guard.ApiServer):
         """Send a body to the engine and return its answer, translated where it is one."""
         until = guard.deadline(self.limits.answer_seconds)
         answer = await self._asked(request, "POST", path, self._masked(body), until)
+        own_bias = bool(self._bias) and not body.get("logit_bias")
+        if own_bias and answer.status_code == 400 and b"logit_bias" in answer.content:
+            rule = "the engine behind this gateway must take logit_bias, which bars ids of spans"
+            remedy = "Where it never writes them, start the gateway with --upstream-masks."
+            raise api.ApiError(502, "upstream_unsupported", rule, "one that refuses it", remedy)
         if not answer.is_closed:
             return guard.EventStream(_documents(answer, translate), until)
         if answer.status_code != 200 or translate is None:
