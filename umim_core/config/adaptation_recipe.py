@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from umim_core.config.evaluate import MergedPart, TaskSizes
-from umim_core.config.model_base import DIFFERENT, Model, Seed
+from umim_core.config.model_base import DIFFERENT, AtLeast1, Model, Seed
 from umim_core.config.recipe import (
     DEFAULT_TASK,
     AdaptConfig,
@@ -35,14 +35,18 @@ class QuestionFiles(Model):
     """
 
     kind: Literal["files"]
-    name: Annotated[str, Field(min_length=1, pattern=r"^[^'\"\n]+$")] = Field(
-        "questions", description="What results call the task."
-    )
-    train: str = Field(description="File of training questions.")
-    valid: str | None = Field(None, description="File of validation questions; null: from train.")
-    test: str | None = Field(None, description="File of test questions; null: from train.")
-    prompt: str = Field("{context}", description="Text before an answer, with {context} in it.")
-    delimiter: str = Field(" ", description="Text between prompt and answer.")
+    name: Annotated[str, Field(min_length=1, pattern=r"^[^'\"\n]+$")] = "questions"
+    """What results call the task."""
+    train: str
+    """File of training questions."""
+    valid: str | None = None
+    """File of validation questions; null: from train."""
+    test: str | None = None
+    """File of test questions; null: from train."""
+    prompt: str = "{context}"
+    """Text before an answer, with {context} in it."""
+    delimiter: str = " "
+    """Text between prompt and answer."""
 
 
 class HarnessQuestions(Model):
@@ -52,29 +56,26 @@ class HarnessQuestions(Model):
     """
 
     kind: Literal["lm-eval"]
-    task: str = Field(description="Name of the task in lm-eval.")
-    hub: str | None = Field(None, description="Folder that stands for the hub in the task's data.")
+    task: str
+    """Name of the task in lm-eval."""
+    hub: str | None = None
+    """Folder that stands for the hub in the task's data."""
 
 
 class AdaptationRecipe(RunRecipe):
     """Accuracy against token reduction for every setting of task adaptation, on one task."""
 
     kind: Literal["adaptation"]
-    figure: Annotated[str | None, Field(pattern=r"^(tab|fig):")] = Field(
-        None, description="Label of the paper's figure that it is compared with, if there is one."
-    )
+    figure: Annotated[str | None, Field(pattern="^(tab|fig):")] = None
+    """Label of the paper's figure that it is compared with, if there is one."""
     questions: Annotated[
         DocstringQuestions | QuestionFiles | HarnessQuestions, Field(discriminator="kind")
     ]
-    part: MergedPart = Field(
-        "context", description="What SFT merges: the prompt, or the answer with it."
-    )
+    part: MergedPart = "context"
+    """What SFT merges: the prompt, or the answer with it."""
     sizes: TaskSizes = TaskSizes()
-    checkpoints: Annotated[
-        tuple[str, ...],
-        Field(min_length=1, description="Embedded names, own names (umim path), or directories."),
-        DIFFERENT,
-    ]
+    checkpoints: Annotated[tuple[str, ...], Field(min_length=1), DIFFERENT]
+    """Embedded names, own names (umim path), or directories."""
     settings: Annotated[tuple[str, ...], Field(min_length=1), DIFFERENT] = (
         "WT + Rules",
         "WT + FT",
@@ -82,27 +83,21 @@ class AdaptationRecipe(RunRecipe):
         "Task-trained",
         "Task-Adapted",
     )
-    controls: Annotated[tuple[str, ...], DIFFERENT] = Field(
-        (), description="Trained controls, of umim_core/adaptation/control.py."
-    )
-    taus: Annotated[
-        tuple[Annotated[int, Field(ge=1)], ...],
-        Field(min_length=1, description="Least counts of a rule in the training questions."),
-        DIFFERENT,
-    ]
-    seeds: Annotated[
-        tuple[Seed, ...],
-        Field(min_length=1, description="Each trains every setting once."),
-        DIFFERENT,
-    ] = (0,)
+    controls: Annotated[tuple[str, ...], DIFFERENT] = ()
+    """Trained controls, of umim_core/adaptation/control.py."""
+    taus: Annotated[tuple[AtLeast1, ...], Field(min_length=1), DIFFERENT]
+    """Least counts of a rule in the training questions."""
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1), DIFFERENT] = (0,)
+    """Each trains every setting once."""
     overlap: Literal["greedy", "none"] = "none"
-    max_tokens: Annotated[int, Field(ge=8, description="Most tokens of a question.")] = 128
+    max_tokens: Annotated[int, Field(ge=8)] = 128
+    """Most tokens of a question."""
     sft: DistillConfig
     dpo: PreferenceConfig
-    control_dpo: dict[str, PreferenceConfig] = Field(
-        {}, description="Optimisation of controls, by their names; of others it is that of dpo."
-    )
-    batch_size: Annotated[int, Field(ge=1, description="Questions scored at a time.")] = 16
+    control_dpo: dict[str, PreferenceConfig] = Field({})
+    """Optimisation of controls, by their names; of others it is that of dpo."""
+    batch_size: AtLeast1 = 16
+    """Questions scored at a time."""
     dtype: BackboneDtype = "float32"
 
     @property

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from umim_core.config.model_base import Model, Seed
+from umim_core.config.model_base import AtLeast1, Model, Seed
 from umim_core.embedded.docstring_corpus import OUT_OF_DOMAIN_PACKAGES, TRAINING_PACKAGES
 from umim_core.text.sources import DocumentSource, Source
 
@@ -15,7 +15,7 @@ QUESTION_FIELD: Final = "{question}"
 Split = Literal["train", "valid", "test"]
 SPLITS: Final[tuple[Split, ...]] = ("train", "valid", "test")
 TrainTokens = Annotated[
-    Annotated[int, Field(ge=1)] | None,
+    AtLeast1 | None,
     Field(description="Use only the first so many training tokens; null takes all."),
 ]
 OutOfDomain = Annotated[
@@ -31,13 +31,10 @@ class DocstringCorpus(Model):
     """The embedded corpus: docstrings of the installed Python stack."""
 
     kind: Literal["docstrings"] = "docstrings"
-    packages: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        default=TRAINING_PACKAGES,
-        description="Packages whose docstrings make train, valid and test.",
-    )
-    out_of_domain: tuple[str, ...] = Field(
-        default=OUT_OF_DOMAIN_PACKAGES, description="Packages of the out-of-domain split ood_math."
-    )
+    packages: Annotated[tuple[str, ...], Field(min_length=1)] = TRAINING_PACKAGES
+    """Packages whose docstrings make train, valid and test."""
+    out_of_domain: tuple[str, ...] = OUT_OF_DOMAIN_PACKAGES
+    """Packages of the out-of-domain split ood_math."""
     train_tokens: TrainTokens = None
 
 
@@ -83,12 +80,13 @@ class MixtureCorpus(Model):
     kind: Literal["mixture"] = "mixture"
     parts: Annotated[
         dict[PartName, Annotated[TextPart | DocstringPart, Field(discriminator="kind")]],
-        Field(min_length=1, description="Parts by name; one of docstrings at most."),
+        Field(min_length=1),
     ]
-    seed: Annotated[Seed, Field(description="Of the mixed order.")] = 0
-    max_characters: Annotated[
-        int, Field(ge=1, description="Longer documents are cut, at line ends, before they mix.")
-    ] = 4096
+    """Parts by name; one of docstrings at most."""
+    seed: Seed = 0
+    """Of the mixed order."""
+    max_characters: AtLeast1 = 4096
+    """Longer documents are cut, at line ends, before they mix."""
     train_tokens: TrainTokens = None
 
     @property
@@ -127,39 +125,34 @@ class GeneratedCorpus(Model):
     """
 
     kind: Literal["generated"] = "generated"
-    questions: Annotated[tuple[DocumentsOf, ...], Field(min_length=1)] = Field(
-        description="Where the questions are; a document of a source is a question."
-    )
-    model: Annotated[str, Field(min_length=1)] = Field(
-        description="What answers: embedded name, directory or hub repository."
-    )
+    questions: Annotated[tuple[DocumentsOf, ...], Field(min_length=1)]
+    """Where the questions are; a document of a source is a question."""
+    model: Annotated[str, Field(min_length=1)]
+    """What answers: embedded name, directory or hub repository."""
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="Data type of the model's weights while it samples."
-    )
-    trajectories: Annotated[int, Field(ge=1, le=1024, description="Answers per question.")] = 3
-    top_p: Annotated[float, Field(gt=0.0, le=1.0, description="Mass of the nucleus.")] = 0.7
-    temperature: Annotated[float, Field(gt=0.0, le=100.0, description="Divides the logits.")] = 1.0
-    max_tokens: Annotated[
-        int, Field(ge=2, le=1 << 20, description="Tokens of prompt and answer at most.")
-    ] = 2048
-    max_question_tokens: Annotated[
-        int, Field(ge=1, description="Longer questions, in tokens, are left out and counted.")
-    ] = 200
-    template: str = Field(
-        QUESTION_FIELD, description="What is asked; {question} stands for the question."
-    )
-    chat: Literal["none", "template"] = Field(
-        "none", description="Ask it as it is, or as a user's turn by the tokenizer's chat template."
-    )
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Data type of the model's weights while it samples."""
+    trajectories: Annotated[int, Field(ge=1, le=1024)] = 3
+    """Answers per question."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 0.7
+    """Mass of the nucleus."""
+    temperature: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
+    """Divides the logits."""
+    max_tokens: Annotated[int, Field(ge=2, le=1 << 20)] = 2048
+    """Tokens of prompt and answer at most."""
+    max_question_tokens: AtLeast1 = 200
+    """Longer questions, in tokens, are left out and counted."""
+    template: str = QUESTION_FIELD
+    """What is asked; {question} stands for the question."""
+    chat: Literal["none", "template"] = "none"
+    """Ask it as it is, or as a user's turn by the tokenizer's chat template."""
     splits: SplitFractions = SplitFractions()
-    batch_size: Annotated[int, Field(ge=1, description="Questions that are answered together.")] = (
-        16
-    )
-    shard_questions: Annotated[
-        int, Field(ge=1, description="Questions per shard; a run that dies resumes with the next.")
-    ] = 256
-    seed: Annotated[Seed, Field(description="Of the answers and the splits.")] = 0
+    batch_size: AtLeast1 = 16
+    """Questions that are answered together."""
+    shard_questions: AtLeast1 = 256
+    """Questions per shard; a run that dies resumes with the next."""
+    seed: Seed = 0
+    """Of the answers and the splits."""
     out_of_domain: OutOfDomain
     train_tokens: TrainTokens = None
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from umim_core.config.model_base import Model
+from umim_core.config.model_base import AtLeast0, AtLeast1, Model
 
 Segments = Literal["first", "spread"]
 MergedPart = Literal["context", "sequence"]
@@ -28,11 +28,12 @@ class BenchmarkConfig(Model):
         512,
     )
     new_tokens: Annotated[int, Field(ge=2)] = 32
-    warmup: Annotated[int, Field(ge=0, description="Untimed runs of each side.")] = 2
-    pairs: Annotated[int, Field(ge=1, description="Alternating base/UMIM pairs.")] = 10
-    batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = Field(
-        (1,), description="Rows generated side by side."
-    )
+    warmup: AtLeast0 = 2
+    """Untimed runs of each side."""
+    pairs: AtLeast1 = 10
+    """Alternating base/UMIM pairs."""
+    batch_sizes: Annotated[tuple[AtLeast1, ...], Field(min_length=1)] = (1,)
+    """Rows generated side by side."""
     token_reductions: tuple[Reduction, ...] = Field(
         (0.5,),
         description="Token reductions of fixed pairs (above 0.5: fours); several make a "
@@ -43,30 +44,31 @@ class BenchmarkConfig(Model):
 class EvaluateConfig(Model):
     """Amounts of held-out data to measure on."""
 
-    alignment_rows: Annotated[int, Field(ge=1, description="Test segments for alignment.")] = 64
-    perplexity_rows: Annotated[int, Field(ge=1, description="Test segments for perplexity.")] = 24
-    task_questions: Annotated[int, Field(ge=1, description="Test questions of the task.")] = 200
-    batch_size: Annotated[int, Field(ge=1)] = 8
-    segments: Segments = Field(
-        default="first",
-        description="Which test segments: the first of a split, or at even distances.",
-    )
+    alignment_rows: AtLeast1 = 64
+    """Test segments for alignment."""
+    perplexity_rows: AtLeast1 = 24
+    """Test segments for perplexity."""
+    task_questions: AtLeast1 = 200
+    """Test questions of the task."""
+    batch_size: AtLeast1 = 8
+    segments: Segments = "first"
+    """Which test segments: the first of a split, or at even distances."""
 
 
 class TaskSizes(Model):
     """Questions per split of a task."""
 
-    train: Annotated[int, Field(ge=1)] = 400
-    valid: Annotated[int, Field(ge=1)] = 100
-    test: Annotated[int, Field(ge=1)] = 200
+    train: AtLeast1 = 400
+    valid: AtLeast1 = 100
+    test: AtLeast1 = 200
 
 
 class HeadlineConfig(Model):
     """A shipped checkpoint of a larger model, measured on amounts of its own."""
 
-    checkpoint: str = Field(description="Embedded name, directory or hub repository.")
-    beside: tuple[str, ...] = Field(
-        default=(), description="Others of its backbone, measured as it is and shown next."
-    )
+    checkpoint: str
+    """Embedded name, directory or hub repository."""
+    beside: tuple[str, ...] = ()
+    """Others of its backbone, measured as it is and shown next."""
     evaluate: EvaluateConfig = EvaluateConfig()
     benchmark: BenchmarkConfig | None = None

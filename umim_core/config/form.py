@@ -26,7 +26,7 @@ from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from umim_core.config.model_base import Model, checking, validated
+from umim_core.config.model_base import AtLeast0, Model, checking, validated
 from umim_core.errors import ConfigError, require
 
 Positions = Literal["none", "learned"]
@@ -43,10 +43,8 @@ PAPER: Final = "attention"
 class ModuleForm(Model):
     """The form of a merge module and of its use, as fields of a configuration."""
 
-    module_positions: Positions = Field(
-        default="none",
-        description="What the module sees of a token's offset in its span: nothing, or a vector.",
-    )
+    module_positions: Positions = "none"
+    """What the module sees of a token's offset in its span: nothing, or a vector."""
     depth: Depth = Field(
         default=1,
         description="Layers over a span before it is pooled: 1 projects each token, 3 puts two "
@@ -62,22 +60,14 @@ class ModuleForm(Model):
         description="What the module adds to: nothing, the span's last token, or an average with "
         "weights 1, 2, 4, 8.",
     )
-    rule_rows: Annotated[int, Field(ge=0)] = Field(
-        default=0,
-        description="Most frequent rules that have a learned vector each, added to the module's.",
-    )
-    unit_positions: UnitPositions = Field(
-        default="compact",
-        description="Positions of units in the backbone: 0, 1, 2 ..., or that of the last raw "
-        "token of each.",
-    )
-    merge_depth: Annotated[int, Field(ge=0)] = Field(
-        default=0,
-        description="Layers that read every token before spans merge; 0: embeddings merge.",
-    )
-    adapter_rank: Annotated[int, Field(ge=0, le=256)] = Field(
-        default=0, description="Rank of the adapters that act on merged units alone; 0: none."
-    )
+    rule_rows: AtLeast0 = 0
+    """Most frequent rules that have a learned vector each, added to the module's."""
+    unit_positions: UnitPositions = "compact"
+    """Positions of units in the backbone: 0, 1, 2 ..., or that of the last raw token of each."""
+    merge_depth: AtLeast0 = 0
+    """Layers that read every token before spans merge; 0: embeddings merge."""
+    adapter_rank: Annotated[int, Field(ge=0, le=256)] = 0
+    """Rank of the adapters that act on merged units alone; 0: none."""
 
     @model_validator(mode="after")
     def _exists(self) -> Self:

@@ -13,6 +13,8 @@ from umim_core.errors import ConfigError
 
 T = TypeVar("T")
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
+AtLeast0 = Annotated[int, Field(ge=0)]
+AtLeast1 = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 _TOP: Final = "the recipe itself"
 PositiveFloat = Annotated[float, Field(gt=0.0)]
@@ -30,9 +32,11 @@ DIFFERENT: Final = AfterValidator(_different)  # of a list
 
 
 class Model(BaseModel):
-    """Base of all configuration: frozen, no unknown fields."""
+    """Base of all configuration: frozen, no unknown fields; a text below a field describes it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 @contextmanager

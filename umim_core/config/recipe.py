@@ -14,7 +14,16 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.config.corpus import Corpus
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, HeadlineConfig, TaskSizes
 from umim_core.config.form import ModuleForm, check_row_rate
-from umim_core.config.model_base import DIFFERENT, Fraction, Model, PositiveFloat, Seed, checking
+from umim_core.config.model_base import (
+    DIFFERENT,
+    AtLeast0,
+    AtLeast1,
+    Fraction,
+    Model,
+    PositiveFloat,
+    Seed,
+    checking,
+)
 from umim_core.config.rule_options import (
     AS_FOUND,
     MiningConfig,
@@ -31,12 +40,14 @@ DEFAULT_TASK: Final = "umim_docstrings"
 class HardwareConfig(Model):
     """GPUs of one machine, and the shapes of the backbones that are trained on them."""
 
-    name: Annotated[str, Field(min_length=1, description="Name of the GPU.")]
-    gpus: Annotated[int, Field(ge=1, description="How many; one training worker each.")]
-    gpu_memory_gib: Annotated[PositiveFloat, Field(description="Memory of one, GiB.")]
-    shapes: dict[str, BackboneShape] = Field(
-        default_factory=dict, description="Shapes of backbones that may not be on this machine."
-    )
+    name: Annotated[str, Field(min_length=1)]
+    """Name of the GPU."""
+    gpus: AtLeast1
+    """How many; one training worker each."""
+    gpu_memory_gib: PositiveFloat
+    """Memory of one, GiB."""
+    shapes: dict[str, BackboneShape] = Field(default_factory=dict)
+    """Shapes of backbones that may not be on this machine."""
 
 
 class Cell(RuleSearch, ModuleForm):
@@ -45,16 +56,16 @@ class Cell(RuleSearch, ModuleForm):
     A cell that names a rule directory (``rules``) has no other fields of rules: nothing is mined.
     """
 
-    source: Literal["frequency", "confidence"] = Field(
-        default="frequency",
-        description="Frequent n-grams, or spans the backbone is confident about.",
-    )
-    rules: Annotated[str | None, Field(min_length=1)] = Field(
-        None, description="Rule directory that umim mine wrote; then nothing is mined."
-    )
-    backbone: str = Field(description="Embedded name, directory or hub repository.")
-    revision: str | None = Field(None, description="Hub revision of the backbone.")
-    adapt: bool = Field(default=False, description="Also adapt this cell to the task.")
+    source: Literal["frequency", "confidence"] = "frequency"
+    """Frequent n-grams, or spans the backbone is confident about."""
+    rules: Annotated[str | None, Field(min_length=1)] = None
+    """Rule directory that umim mine wrote; then nothing is mined."""
+    backbone: str
+    """Embedded name, directory or hub repository."""
+    revision: str | None = None
+    """Hub revision of the backbone."""
+    adapt: bool = False
+    """Also adapt this cell to the task."""
 
     @model_validator(mode="before")
     @classmethod
@@ -82,47 +93,43 @@ class Cell(RuleSearch, ModuleForm):
 class TrainConfig(Model):
     """Optimisation of the merge module; defaults are the paper's where it prints them."""
 
-    max_steps: Annotated[int, Field(ge=1, description="Optimiser steps at most.")]
-    max_epochs: Annotated[
-        int, Field(ge=1, le=1000, description="Passes over the rows at most.")
-    ] = 15
-    batch_size: Annotated[int, Field(ge=1, description="Rows of the global batch.")] = 8
-    learning_rate: Annotated[
-        float, Field(gt=0.0, le=1.0, description="After the warm-up; then it falls to 0.")
-    ] = 8e-4
+    max_steps: AtLeast1
+    """Optimiser steps at most."""
+    max_epochs: Annotated[int, Field(ge=1, le=1000)] = 15
+    """Passes over the rows at most."""
+    batch_size: AtLeast1 = 8
+    """Rows of the global batch."""
+    learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 8e-4
+    """After the warm-up; then it falls to 0."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-3
     warmup_fraction: Fraction = 0.1
     clip_norm: PositiveFloat = 1.0
-    validate_every: Annotated[int, Field(ge=1, description="Steps between validations.")] = 50
-    validation_rows: Annotated[int, Field(ge=1, description="Validation rows at most.")] = 64
-    patience: Annotated[int, Field(ge=1, description="Validations without improvement.")] = 3
-    checkpoint_every: Annotated[int, Field(ge=1, description="Steps between resume states.")] = 50
-    max_skipped_steps: Annotated[
-        int, Field(ge=0, description="Steps skipped for NaN or infinity before the run fails.")
-    ] = 5
+    validate_every: AtLeast1 = 50
+    """Steps between validations."""
+    validation_rows: AtLeast1 = 64
+    """Validation rows at most."""
+    patience: AtLeast1 = 3
+    """Validations without improvement."""
+    checkpoint_every: AtLeast1 = 50
+    """Steps between resume states."""
+    max_skipped_steps: AtLeast0 = 5
+    """Steps skipped for NaN or infinity before the run fails."""
 
 
 class DistillConfig(TrainConfig):
     """Optimisation of a distillation stage."""
 
-    bf16: bool = Field(
-        default=True,
-        description="Products in bfloat16, where a device computes it; on GPUs weights are, too.",
-    )
-    micro_batch: Annotated[int | None, Field(ge=1)] = Field(
-        None, description="Rows at most whose activations a worker holds; null: 4, on a GPU all."
-    )
-    row_rate: PositiveFloat = Field(
-        1.0, description="Learning rate of rule rows, as a multiple of the module's."
-    )
+    bf16: bool = True
+    """Products in bfloat16, where a device computes it; on GPUs weights are, too."""
+    micro_batch: AtLeast1 | None = None
+    """Rows at most whose activations a worker holds; null: 4, on a GPU all."""
+    row_rate: PositiveFloat = 1.0
+    """Learning rate of rule rows, as a multiple of the module's."""
 
-    prompt_rows: Fraction = Field(
-        0.0, description="Share of rows with a merged start, whose raw rest has the loss."
-    )
-    copy_rows: Fraction = Field(
-        0.0,
-        description="Share of rows that repeat their merged first half raw, with the loss there.",
-    )
+    prompt_rows: Fraction = 0.0
+    """Share of rows with a merged start, whose raw rest has the loss."""
+    copy_rows: Fraction = 0.0
+    """Share of rows that repeat their merged first half raw, with the loss there."""
 
     @model_validator(mode="after")
     def _shares_of_rows(self) -> Self:
@@ -147,9 +154,8 @@ class PreferenceConfig(TrainConfig):
 
     beta: PositiveFloat = 0.1
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-4
-    micro_batch: Annotated[int | None, Field(ge=1)] = Field(
-        None, description="Questions at most whose activations a worker holds; null: all."
-    )
+    micro_batch: AtLeast1 | None = None
+    """Questions at most whose activations a worker holds; null: all."""
 
     def backbone_dtype(self, _: Device) -> BackboneDtype:
         """Return the data type of the frozen backbone's weights."""
@@ -159,15 +165,16 @@ class PreferenceConfig(TrainConfig):
 class AdaptConfig(Model):
     """Task adaptation: task rules, distillation-based SFT, then DPO."""
 
-    settings: Annotated[tuple[str, ...], Field(min_length=1), DIFFERENT] = Field(
-        ("WT + Rules", "WT + FT", "Task-Adapted"),
-        description="Settings compared, of the table in umim_core/adaptation/settings.py.",
+    settings: Annotated[tuple[str, ...], Field(min_length=1), DIFFERENT] = (
+        "WT + Rules",
+        "WT + FT",
+        "Task-Adapted",
     )
+    """Settings compared, of the table in umim_core/adaptation/settings.py."""
 
     rules: RuleFilters = RuleFilters(tau=5, overlap="none", containment="keep")
-    max_tokens: Annotated[
-        int, Field(ge=8, description="Longer questions lose their beginning.")
-    ] = 512
+    max_tokens: Annotated[int, Field(ge=8)] = 512
+    """Longer questions lose their beginning."""
     sft: DistillConfig
     dpo: PreferenceConfig
 
@@ -175,20 +182,20 @@ class AdaptConfig(Model):
 class ClusterConfig(Model):
     """Cluster and devices of a run."""
 
-    address: str | None = Field(
-        default=None, description="Ray address; null starts a local cluster."
-    )
-    cpus: Annotated[int, Field(ge=1)] | None = None
-    workers: Annotated[int, Field(ge=0, description="Training workers; 0 = in process.")] = 1
-    use_gpu: bool = Field(default=False, description="Whether each worker has a GPU.")
+    address: str | None = None
+    """Ray address; null starts a local cluster."""
+    cpus: AtLeast1 | None = None
+    workers: AtLeast0 = 1
+    """Training workers; 0 = in process."""
+    use_gpu: bool = False
+    """Whether each worker has a GPU."""
     strategy: Literal["ddp", "deepspeed"] = "ddp"
-    max_restarts: Annotated[int, Field(ge=0, description="Restarts of lost workers.")] = 2
-    object_store_gib: Annotated[
-        float, Field(ge=0.1, le=4096, description="Shared memory of a local cluster, GiB.")
-    ] = 1.0
-    parallel_stages: Annotated[
-        int, Field(ge=1, le=64, description="Independent stages at a time, sharing cores or GPUs.")
-    ] = 1
+    max_restarts: AtLeast0 = 2
+    """Restarts of lost workers."""
+    object_store_gib: Annotated[float, Field(ge=0.1, le=4096)] = 1.0
+    """Shared memory of a local cluster, GiB."""
+    parallel_stages: Annotated[int, Field(ge=1, le=64)] = 1
+    """Independent stages at a time, sharing cores or GPUs."""
 
     @property
     def device(self) -> Device:
@@ -215,7 +222,8 @@ class RunRecipe(Model):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
     description: str = ""
-    seed: Annotated[Seed, Field(description="Of weights and data order.")] = 0
+    seed: Seed = 0
+    """Of weights and data order."""
     cluster: ClusterConfig = ClusterConfig()
 
     def check_batches(self, *trainings: TrainConfig) -> None:
@@ -229,31 +237,26 @@ class Recipe(RunRecipe):
 
     kind: Literal["pipeline"] = "pipeline"
     corpus: Annotated[Corpus, Field(discriminator="kind")]
-    segment_length: Annotated[
-        int, Field(ge=8, le=1 << 20, description="Tokens of a row, in mining and in training.")
-    ] = 512
+    segment_length: Annotated[int, Field(ge=8, le=1 << 20)] = 512
+    """Tokens of a row, in mining and in training."""
     mining: MiningConfig = MiningConfig()
     cells: Annotated[tuple[Cell, ...], Field(min_length=1), DIFFERENT]
     distill: DistillConfig
     task: TaskSizes | None = TaskSizes()
-    tasks: Annotated[tuple[str, ...], Field(min_length=1), DIFFERENT] = Field(
-        (DEFAULT_TASK,),
-        description="Tasks scored, of umim_core/task_sets; cells adapt to the first.",
-    )
+    tasks: Annotated[tuple[str, ...], Field(min_length=1), DIFFERENT] = (DEFAULT_TASK,)
+    """Tasks scored, of umim_core/task_sets; cells adapt to the first."""
     adapt: AdaptConfig | None = None
     evaluate: EvaluateConfig = EvaluateConfig()
     benchmark: BenchmarkConfig | None = None
-    shipped: tuple[str, ...] = Field(
-        default=(), description="Trained checkpoints shown as extra rows."
-    )
+    shipped: tuple[str, ...] = ()
+    """Trained checkpoints shown as extra rows."""
     headline: HeadlineConfig | None = Field(
         None,
         description="A shipped checkpoint of a larger model, shown first; it is left out where "
         "its backbone is not to be had.",
     )
-    hardware: HardwareConfig | None = Field(
-        None, description="GPUs it is meant for; --dry-run tells whether the training fits."
-    )
+    hardware: HardwareConfig | None = None
+    """GPUs it is meant for; --dry-run tells whether the training fits."""
 
     def rule_options(self, cell: Cell) -> RuleOptions:
         """Return how the rules of a cell are made."""

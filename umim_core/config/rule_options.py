@@ -23,7 +23,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from umim_core.config.model_base import Model, PositiveFloat, validated
+from umim_core.config.model_base import AtLeast1, Model, PositiveFloat, validated
 from umim_core.errors import ConfigError
 
 Overlap = Literal["greedy", "none"]
@@ -35,35 +35,27 @@ AS_FOUND: Final = {"overlap": "none", "containment": "keep"}
 class RuleFilters(Model):
     """The threshold and the filters that make rules of what is counted."""
 
-    tau: Annotated[int, Field(ge=1, description="Least count of a rule.")] = 5
-    overlap: Overlap = Field(default="greedy", description="Overlap filter; of chosen spans none.")
-    containment: Containment = Field(
-        default="drop", description="Whether rules inside another go; chosen spans stay."
-    )
+    tau: AtLeast1 = 5
+    """Least count of a rule."""
+    overlap: Overlap = "greedy"
+    """Overlap filter; of chosen spans none."""
+    containment: Containment = "drop"
+    """Whether rules inside another go; chosen spans stay."""
 
 
 class RuleSearch(RuleFilters):
     """How the rules of one cell are found; the module's table says which fields go together."""
 
-    longest: Annotated[int, Field(ge=4, le=16)] = Field(
-        default=4,
-        description="Most tokens of a rule; more than 4 pay where text repeats itself.",
-    )
-    spans: Annotated[int | None, Field(ge=1)] = Field(
-        default=None,
-        description="Keep so many n-grams by the tokens that they save, without filters.",
-    )
-    source: RuleSource = Field(
-        default="frequency",
-        description="Frequent n-grams, or spans the backbone is confident about.",
-    )
-    min_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        default=0.5, description="Probability that every token of a confident span exceeds."
-    )
-    confidence_tokens: Annotated[int | None, Field(ge=1)] = Field(
-        default=None,
-        description="Ask the backbone about so many training tokens only; null takes all.",
-    )
+    longest: Annotated[int, Field(ge=4, le=16)] = 4
+    """Most tokens of a rule; more than 4 pay where text repeats itself."""
+    spans: AtLeast1 | None = None
+    """Keep so many n-grams by the tokens that they save, without filters."""
+    source: RuleSource = "frequency"
+    """Frequent n-grams, or spans the backbone is confident about."""
+    min_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
+    """Probability that every token of a confident span exceeds."""
+    confidence_tokens: AtLeast1 | None = None
+    """Ask the backbone about so many training tokens only; null takes all."""
 
     @model_validator(mode="before")
     @classmethod
@@ -90,18 +82,14 @@ class RuleSearch(RuleFilters):
 class MiningConfig(Model):
     """Mining options that all rule sets of a recipe share: eligible n-grams and limits of cost."""
 
-    protect: tuple[str, ...] = Field(
-        default=(), description="Regular expressions of tokens no rule may contain, or 'digits'."
-    )
-    min_documents: Annotated[
-        int, Field(ge=1, description="Least number of documents that a rule occurs in.")
-    ] = 1
-    block_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="Tokens a worker counts at a time; null: by the cluster's size."
-    )
-    max_memory_gib: PositiveFloat | None = Field(
-        default=None, description="Refuse to count if a worker may take more memory."
-    )
+    protect: tuple[str, ...] = ()
+    """Regular expressions of tokens no rule may contain, or 'digits'."""
+    min_documents: AtLeast1 = 1
+    """Least number of documents that a rule occurs in."""
+    block_tokens: AtLeast1 | None = None
+    """Tokens a worker counts at a time; null: by the cluster's size."""
+    max_memory_gib: PositiveFloat | None = None
+    """Refuse to count if a worker may take more memory."""
 
 
 class RuleOptions(RuleSearch, MiningConfig):
@@ -111,12 +99,10 @@ class RuleOptions(RuleSearch, MiningConfig):
     of None are those of a task: its questions.
     """
 
-    segment_length: Annotated[int, Field(ge=2)] | None = Field(
-        default=512, description="Tokens per segment."
-    )
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        default=None, description="Threads that count. null: one per core."
-    )
+    segment_length: Annotated[int, Field(ge=2)] | None = 512
+    """Tokens per segment."""
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Threads that count. null: one per core."""
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> Self:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from umim_core.config.form import Merge
-from umim_core.config.model_base import DIFFERENT, Model
+from umim_core.config.model_base import DIFFERENT, AtLeast0, AtLeast1, Model
 from umim_core.config.recipe import BackboneDtype, RunRecipe
 from umim_core.text.sources import DocumentSource
 
@@ -22,18 +22,16 @@ class TableSetting(Model):
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     merge: Merge
-    raw_tail: Annotated[int, Field(ge=0, description="Last tokens of contexts left raw.")] = 0
-    method: str | None = Field(None, description="A baseline in the merge module's place.")
-    target_tr: Annotated[float | None, Field(gt=0.0, lt=1.0)] = Field(
-        None, description="Share of a context's tokens that a baseline drops; null: UMIM's saving."
-    )
-    protect: tuple[str, ...] = Field(
-        (), description="Patterns of tokens that are never merged: digits, capitals, newlines, ..."
-    )
-    mine_tau: Annotated[int | None, Field(ge=1)] = Field(
-        None,
-        description="Least count of rules mined from a generated task; null: the checkpoint's.",
-    )
+    raw_tail: AtLeast0 = 0
+    """Last tokens of contexts left raw."""
+    method: str | None = None
+    """A baseline in the merge module's place."""
+    target_tr: Annotated[float | None, Field(gt=0.0, lt=1.0)] = None
+    """Share of a context's tokens that a baseline drops; null: UMIM's saving."""
+    protect: tuple[str, ...] = ()
+    """Patterns of tokens that are never merged: digits, capitals, newlines, ..."""
+    mine_tau: AtLeast1 | None = None
+    """Least count of rules mined from a generated task; null: the checkpoint's."""
 
     @model_validator(mode="after")
     def _modes(self) -> Self:
@@ -56,46 +54,47 @@ class TableText(Model):
     """A held-out text: alignment and perplexity are measured on rows at even distances."""
 
     source: Annotated[DocumentSource, Field(discriminator="kind")]
-    rows: Annotated[int, Field(ge=1, description="Rows at most.")] = 32
-    segment_length: Annotated[int, Field(ge=2, description="Tokens of a row.")] = 512
-    methods: tuple[str, ...] = Field(
-        (), description="Baselines that shorten first halves of rows; second halves are scored."
-    )
+    rows: AtLeast1 = 32
+    """Rows at most."""
+    segment_length: Annotated[int, Field(ge=2)] = 512
+    """Tokens of a row."""
+    methods: tuple[str, ...] = ()
+    """Baselines that shorten first halves of rows; second halves are scored."""
 
 
 class TableRecipe(RunRecipe):
     """One table of the paper on one checkpoint; its first setting is what others differ from."""
 
     kind: Literal["table"]
-    table: Annotated[str, Field(pattern=r"^(tab|fig):", description="Label in the paper.")]
-    checkpoint: str = Field(description="Embedded name, own name (umim path), or directory.")
-    backbone: str | None = Field(
-        None,
-        description="Directory or GGUF file of the checkpoint's backbone; null: the name in it.",
-    )
+    table: Annotated[str, Field(pattern="^(tab|fig):")]
+    """Label in the paper."""
+    checkpoint: str
+    """Embedded name, own name (umim path), or directory."""
+    backbone: str | None = None
+    """Directory or GGUF file of the checkpoint's backbone; null: the name in it."""
     settings: tuple[TableSetting, ...] = ()
-    tasks: Annotated[tuple[str, ...], DIFFERENT] = Field(
-        (), description="Tasks that come with the package, or tasks that lm-eval ships."
-    )
-    hub: str | None = Field(None, description="Folder that stands for the hub in the tasks' data.")
-    task_data: str | None = Field(
-        None, description="Folder with a .jsonl file per split of the one choice task."
-    )
-    questions: Annotated[int | None, Field(ge=1, description="First questions; null: all.")] = None
-    new_tokens: Annotated[
-        int | None, Field(ge=1, description="Most tokens of an answer; null: the task's number.")
-    ] = None
-    answers: Annotated[
-        int | None, Field(ge=1, description="Most answers per question; null: the task's number.")
-    ] = None
-    confirm_run_unsafe_code: bool = Field(
-        False, description="Whether answers that are programs may be run, each confined."
-    )
-    shard: Annotated[int, Field(ge=1, description="Questions of one task of the cluster.")] = 50
-    texts: dict[str, TableText] = Field(default_factory=dict, description="Texts by name.")
-    batch_size: Annotated[int, Field(ge=1)] = 8
+    tasks: Annotated[tuple[str, ...], DIFFERENT] = ()
+    """Tasks that come with the package, or tasks that lm-eval ships."""
+    hub: str | None = None
+    """Folder that stands for the hub in the tasks' data."""
+    task_data: str | None = None
+    """Folder with a .jsonl file per split of the one choice task."""
+    questions: AtLeast1 | None = None
+    """First questions; null: all."""
+    new_tokens: AtLeast1 | None = None
+    """Most tokens of an answer; null: the task's number."""
+    answers: AtLeast1 | None = None
+    """Most answers per question; null: the task's number."""
+    confirm_run_unsafe_code: bool = False
+    """Whether answers that are programs may be run, each confined."""
+    shard: AtLeast1 = 50
+    """Questions of one task of the cluster."""
+    texts: dict[str, TableText] = Field(default_factory=dict)
+    """Texts by name."""
+    batch_size: AtLeast1 = 8
     dtype: BackboneDtype = "float32"
-    cores: Annotated[int, Field(ge=1, description="CPU cores of one task of the cluster.")] = 1
+    cores: AtLeast1 = 1
+    """CPU cores of one task of the cluster."""
 
     @model_validator(mode="after")
     def _measures_something(self) -> Self:

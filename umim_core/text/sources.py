@@ -237,18 +237,18 @@ Paths = Annotated[
     tuple[str, ...],
     Field(
         min_length=1,
-        description="Paths, folders, addresses like s3://bucket/key, or glob patterns",
+        description="Paths, folders, addresses like s3://bucket/key, or glob patterns.",
     ),
     PlainSerializer(
         lambda names: [redacted(name) for name in names], return_type=list[str], when_used="json"
     ),
 ]
-FieldName = Annotated[str, Field(min_length=1, description="Field that holds the text")]
-MaxBad = Annotated[int, Field(ge=0, description="Unusable rows to skip before giving up")]
+FieldName = Annotated[str, Field(min_length=1, description="Field that holds the text.")]
+MaxBad = Annotated[int, Field(ge=0, description="Unusable rows to skip before giving up.")]
 
 
 class _SourceModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class _Files(_SourceModel):
@@ -280,10 +280,8 @@ class JsonLines(_Files):
     kind: Literal["jsonl"] = "jsonl"
     field: FieldName = "text"
     max_bad: MaxBad = 0
-    nul: Annotated[
-        Literal["refuse", "keep"],
-        Field(description="What becomes of text with NUL characters, mostly damage"),
-    ] = "refuse"
+    nul: Literal["refuse", "keep"] = "refuse"
+    """What becomes of text with NUL characters, mostly damage."""
 
     def pieces(self, bad: BadRows) -> Iterator[TextPiece]:
         rows = (
@@ -314,10 +312,14 @@ class HubDataset(_SourceModel):
     """
 
     kind: Literal["dataset"] = "dataset"
-    name: Annotated[str, Field(min_length=1, description="Hub id or local folder")]
-    config: Annotated[str | None, Field(description="Configuration of the data set")] = None
-    split: Annotated[str, Field(min_length=1, description="Split, slices allowed")] = "train"
-    revision: Annotated[str | None, Field(description="Commit, to pin the data")] = None
+    name: Annotated[str, Field(min_length=1)]
+    """Hub id or local folder."""
+    config: str | None = None
+    """Configuration of the data set."""
+    split: Annotated[str, Field(min_length=1)] = "train"
+    """Split, slices allowed."""
+    revision: str | None = None
+    """Commit, to pin the data."""
     field: FieldName = "text"
     max_bad: MaxBad = 0
 
@@ -342,7 +344,8 @@ class TokenIds(_SourceModel):
     """Ready token ids: a 1-D unsigned integer ``.npy`` file, used as it is."""
 
     kind: Literal["ids"] = "ids"
-    path: Annotated[str, Field(min_length=1, description="Path of the .npy file")]
+    path: Annotated[str, Field(min_length=1)]
+    """Path of the .npy file."""
 
     def files(self) -> list[CorpusFile]:
         return expand((self.path,), self.kind)
