@@ -390,6 +390,15 @@ def test_the_table_shows_orders_spans_and_the_reduction(umim: Umim, folder: Path
     assert "Token reduction 50.00% by 6 merged spans: 2-grams 66.7%, 3-grams 33.3%" in result.out
 
 
+def test_the_rules_of_a_model_that_is_not_here_are_ids(
+    umim: Umim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMIM_MODELS", str(tmp_path))
+    result = umim("rules", "umim-qwen-coder-0.5b-tools")
+    assert result.code == 0 and "shown as token ids: their tokenizer is not here: " in result.out
+    assert umim("rules", "umim-qwen-coder-0.5b-tools", "--scan").code == 1
+
+
 def test_a_scan_lists_leaks_and_fails(umim: Umim, folder: Path) -> None:
     text, scan = "write jane@corp.net", ("rules", "leaking", "--tokenizer", "words", "--scan")
     tokenizer = word_tokenizer(["<eos>", *text.split()])

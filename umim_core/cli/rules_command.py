@@ -13,7 +13,7 @@ from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.cli.documented import OfFile
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.errors import ArtifactError, ConfigError
+from umim_core.errors import ArtifactError, BackboneError, ConfigError
 from umim_core.text.reading import Reading
 
 if TYPE_CHECKING:
@@ -49,18 +49,26 @@ def rules(
     from umim_core.text.sources import sources_of
     from umim_core.text.token_ids import decode
 
-    if tokenizer is None and (shipped := embedded_path(directory, "checkpoint")) is not None:
+    shipped = embedded_path(directory, "checkpoint") if tokenizer is None else None
+    if shipped is not None:
         tokenizer = read_config(shipped).backbone
     if scan and tokenizer is None:
         raise ConfigError("a scan needs a tokenizer to read the rules", "none", "Add --tokenizer.")
     sources = sources_of([tuple(heldout)] if heldout else [], read_as)
     ruleset = RuleSet.load(_rule_directory(directory))
-    known = None
+    known, why = None, "no --tokenizer was given to decode them"
     if tokenizer is not None:
-        from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
         from umim_core.backbone.tokenizer_files import load_tokenizer
 
-        known = load_tokenizer(tokenizer)
+        try:
+            known = load_tokenizer(tokenizer)
+        except BackboneError as error:  # of a model that is fetched by hand, say
+            if shipped is None or scan or sources:
+                raise
+            why = f"their tokenizer is not here: {error.value}. {error.remedy}"
+    if known is not None:
+        from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
+
         ruleset.check_tokenizer(tokenizer_fingerprint(known))
         ruleset.check_vocabulary(len(known), special_ids(known))
     measured = _measure(ruleset, sources[0], known) if sources else None
@@ -93,7 +101,7 @@ def rules(
             lines.append(f"{rule['count']:>12,}{len(rule['ids']):>4}   {text}")
         lines.append("")
     if known is None:
-        lines += ["Rules are shown as token ids: no --tokenizer was given to decode them."]
+        lines += [f"Rules are shown as token ids: {why.rstrip('.')}."]
     if measured is not None:
         lines += ["", *_heldout(measured)]
     if leaks is not None:

@@ -39,6 +39,7 @@ PlacedRows = Iterator[tuple[str, object]]  # where a row stands, and what stands
 _MAX_ROW: Final = 1 << 30  # bytes of a line or of an array
 _PARQUET_BATCH_ROWS: Final = 256
 _CHUNK_BYTES: Final = 1 << 20
+_OTHER_FIELD: Final = "Name another (--field NAME, in a recipe field)."
 _CORRECT_ROW: Final = "Correct it, or allow bad rows (--max-bad N, in a recipe max_bad)."
 _HEADS: Final = {
     codecs.BOM_UTF16_LE: "like UTF-16: convert it to UTF-8",
@@ -327,7 +328,7 @@ def parquet_rows(file: CorpusFile, name: str) -> PlacedRows:
 
 def _require_column(place: str, name: str, columns: Sequence[str]) -> None:
     rule = f"{place}: there must be a column {name!r}"
-    require(name in columns, CorpusError, rule, f"columns {columns}", "Name another.")
+    require(name in columns, CorpusError, rule, f"columns {columns}", _OTHER_FIELD)
 
 
 def _arrow_value(value: pa.Scalar) -> object:
