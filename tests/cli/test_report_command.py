@@ -198,6 +198,8 @@ def test_what_calls_spell_and_answers_repeat_is_no_saving_as_it_never_merges(
     (tmp_path / "a.jsonl").write_text("\n".join([text] * 20))
     options = ("--tokenizer", tmp_path / "words", "--json")
     result = document(umim("report", tmp_path / "a.jsonl", *options))
+    told = umim("report", tmp_path / "a.jsonl", *options[:-1]).out.splitlines()[1]
+    assert (told == "20 x row without messages, read whole as a tool's result") is (role == "tool")
     assert result["tokens"] == {role: {"json": 20 * tokens}}
     assert {s["roles"][role] for s in result["savings"] if s["longest"] == 16} == {saved}
 

@@ -59,6 +59,7 @@ from umim_core.traffic.report import HELD_OUT
 from umim_core.training.optimizer import AdamWStrategy
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob, run_job
+from umim_core.training.train_loop import planned_steps
 
 _VALID: Final = 10  # one training conversation in so many chooses the best step
 SHORTEST: Final = (3, 4, 5, 6, 8, 10, 12)  # tokens of a span that stays; the first are trained
@@ -252,8 +253,9 @@ def _tell_time(
 
     token, alone = seconds(longest) / len(longest), seconds(longest[:1])
     plan = job.config
-    validations = plan.max_steps // plan.validate_every + 1  # one before the first step
-    read = 1.5 * plan.max_steps * plan.batch_size
+    steps = planned_steps(plan, len(trained) - -(-len(trained) // _VALID))
+    validations = steps // plan.validate_every + 1  # one before the first step
+    read = 1.5 * steps * plan.batch_size
     read += validations * min(plan.validation_rows, -(-len(trained) // _VALID))
     answered = sum(len(row.prompt) for row in held[:_GREEDY])
     compared = sum(len(row.prompt) + len(row.reply) for row in held) + answered
