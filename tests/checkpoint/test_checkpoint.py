@@ -317,7 +317,7 @@ def test_an_address_has_a_local_folder_of_its_own(
     monkeypatch.setenv("UMIM_SCRATCH", str(tmp_path))
     assert artifact_root() == tmp_path.resolve()
     monkeypatch.setenv("UMIM_ROOT", "file:///tmp/umim")
-    with pytest.raises(ConfigError, match="Give the path of the directory"):
+    with pytest.raises(ConfigError, match="Give the path of a directory"):
         artifact_root()
 
 

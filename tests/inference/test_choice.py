@@ -54,6 +54,8 @@ def test_a_stop_string_may_span_tokens_but_not_begin_in_the_prompt() -> None:
     assert stopper.reason([0, 0, 1, 2, 1, 2], 3) == "stop_string"
     with pytest.raises(GenerationError, match="stop strings need a tokenizer"):
         Stopper(config, None)
+    with pytest.raises(GenerationError, match="that can encode Latin letters"):
+        Stopper(config, letter_tokenizer("xyz"))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,7 @@ def test_a_stop_string_may_span_tokens_but_not_begin_in_the_prompt() -> None:
         {"bad_words_ids": [[1], [2, 3]]},
         {"suppress_tokens": [0, 4, 5]},
         {"min_new_tokens": 6, "eos_token_id": 3},
+        {"min_length": 16, "eos_token_id": 3},
         {"repetition_penalty": 1.4, "no_repeat_ngram_size": 3, "suppress_tokens": [2]},
         {"sequence_bias": [[[1], 4.0], [[2, 3], -6.0]]},
     ],

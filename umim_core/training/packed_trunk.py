@@ -62,8 +62,6 @@ class PackedTrunk:
         (int64) are 0, 1, .. in every row if None; adapters act on units that are ``merged`` [N]
         (bool).
         """
-        if not len(units):
-            return units
         if len(set(lengths)) == 1 or max(lengths) > self._longest:
             return self._padded(units, lengths, positions, merged)
         if positions is None:
