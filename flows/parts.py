@@ -14,7 +14,7 @@ from tasks.report.comparison import Result, cell_label, require_own_names
 from tasks.run.checks import check_adaptation, check_headline_positions, why_absent
 from tasks.run.pipeline import PipelineRun
 from tasks.run.recipes import find_recipe, recipe_names
-from tasks.run.stage import Artifact, Part, StageCall
+from tasks.run.stage import Artifact, Part
 from tasks.stages.adaptation import (
     ChoiceTask,
     Curve,
@@ -87,6 +87,7 @@ from umim_core.config.recipe import (
     Recipe,
     RunRecipe,
 )
+from umim_core.config.rule_options import RuleOptions
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.errors import CheckpointError
 from umim_core.task_sets.generation_spec import TaskOptions
@@ -221,19 +222,19 @@ def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
         sure = confidence_stage(tokens=tokens, backbone=backbone, options=options)
         counted = run.stage(sure, label=f"{cell.backbone} p > {cell.min_probability:g}")
     else:
-        counted = _counted(run, cell, tokens, tokenizer)
+        counted = _counted(run, cell, options, tokens, tokenizer)
     rules = filter_stage(counted=counted, tokens=tokens, tokenizer=tokenizer, options=options)
     return run.stage(rules, label=label)
 
 
-def _counted(run: PipelineRun, cell: Cell, tokens: Part, tokenizer: NamedTokenizer) -> Artifact:
+def _counted(
+    run: PipelineRun, cell: Cell, options: RuleOptions, tokens: Part, tokenizer: NamedTokenizer
+) -> Artifact:
     """Count once for all cells of a backbone, down to the least threshold of them."""
-    recipe = run.recipe
-    options = recipe.rule_options(cell)
     same = (cell.backbone, cell.revision, cell.source, None)
     sharing = [
         other
-        for other in recipe.cells
+        for other in run.recipe.cells
         if (other.backbone, other.revision, other.source, other.rules) == same
     ]
     least = min(other.tau for other in sharing)
@@ -284,18 +285,15 @@ def adaptations(
 
 
 def _adapted(run: PipelineRun, config: AdaptConfig, task: Artifact, result: Result) -> None:
-    cell, label = result.cell, result.called
-    rules = run.stage(rules_of_task(task, cell, config), label=label)
-    made = {WT: result.settings[WT]}
-    add_settings(run, made, rules, task, cell, config, run.recipe.seed, label)
+    adaptation, label = TaskAdaptation(run, task, result.cell, config), result.called
+    rules, start = adaptation.rules(label), {WT: result.settings[WT]}
+    made = adaptation.settings(start, rules, run.recipe.seed, label)
     result.settings |= {name: made[name] for name in made if name in config.settings}
 
 
 def evaluate(run: PipelineRun, sources: Sources, results: list[Result]) -> None:
     """Alignment and perplexity per setting; task accuracy of base and every setting."""
-    # The driver only waits for workers, so there may be a setting for each of them.
-    most = max(run.recipe.cluster.parallel_stages, run.recipe.cluster.workers)
-    run.run_parallel(evaluations(run, sources, results), most)
+    run.run_parallel(evaluations(run, sources, results), on_workers=True)
 
 
 def evaluations(
@@ -380,9 +378,7 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
     places = [(task, setting) for task in recipe.tasks for setting in recipe.settings]
     parts = [partial(_answered, run, questions[task], task, setting) for task, setting in places]
     texts = [partial(_read, run, name, text) for name, text in recipe.texts.items()]
-    # The driver only waits for workers, so there may be a cell for each of them.
-    most = max(recipe.cluster.parallel_stages, recipe.cluster.workers)
-    artifacts = run.run_parallel([*parts, *texts], most)
+    artifacts = run.run_parallel([*parts, *texts], on_workers=True)
     scores = {
         (task, setting.name): score
         for (task, setting), score in zip(places, artifacts, strict=False)
@@ -473,11 +469,12 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
         return [ScoredPoint(model, score(model, base), rules) for model, rules in models]
 
     def trained(
-        config: AdaptConfig, rules: Artifact, untrained: Mapping[str, Artifact], tau: int, seed: int
+        adaptation: TaskAdaptation, rules: Artifact, untrained: Mapping[str, Artifact], seed: int
     ) -> list[ScoredPoint]:
-        label, made = f"{checkpoint} tau {tau} seed {seed}", {WT: start, **untrained}
-        add_settings(run, made, rules, task, cell, config, seed, label)
-        asked = [name for name in made if name in config.settings and name not in untrained]
+        tau = adaptation.config.rules.tau
+        label = f"{checkpoint} tau {tau} seed {seed}"
+        made = adaptation.settings({WT: start, **untrained}, rules, seed, label)
+        asked = [name for name in made if name in recipe.settings and name not in untrained]
         return points(
             [(ScoredModel(name, made[name], tau=tau, seed=seed), rules) for name in asked]
         )
@@ -491,8 +488,9 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
 
     ready: list[tuple[ScoredModel, Artifact | None]] = [(ScoredModel(WT, start), None)]
     for tau in recipe.taus:
-        config, label = recipe.adapt_config(tau), f"{checkpoint} tau {tau}"
-        rules = run.stage(rules_of_task(task, cell, config), label=label)
+        adaptation = TaskAdaptation(run, task, cell, recipe.adapt_config(tau))
+        label = f"{checkpoint} tau {tau}"
+        rules = adaptation.rules(label)
         exchange = with_rules_stage(start=start, rules=rules)
         untrained = {
             step.name: run.stage(exchange, label=label, setting=step.name)
@@ -501,7 +499,7 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
         }
         asked = [name for name in untrained if name in recipe.settings]
         ready += [(ScoredModel(name, untrained[name], tau=tau), rules) for name in asked]
-        parts += [partial(trained, config, rules, untrained, tau, seed) for seed in recipe.seeds]
+        parts += [partial(trained, adaptation, rules, untrained, seed) for seed in recipe.seeds]
     parts += [partial(controlled, *one) for one in product(recipe.controls, recipe.seeds)]
     by_part = run.run_parallel([partial(points, ready), *parts])
     return Curve(checkpoint, start, base, [point for part in by_part for point in part])
@@ -536,40 +534,44 @@ def _cell(checkpoint: str) -> Cell:
         raise
 
 
-def rules_of_task(task: Artifact, cell: Cell, config: AdaptConfig) -> StageCall:
-    return task_rules_stage(
-        questions=Questions(task, ("train",)),
-        tokenizer=NamedTokenizer(cell.backbone, cell.revision),
-        rules=config.rules,
-        max_tokens=config.max_tokens,
-    )
+@dataclass(frozen=True)
+class TaskAdaptation:
+    """Adaptation of one module to a task."""
 
+    run: PipelineRun | AdaptationRun
+    task: Artifact
+    cell: Cell
+    config: AdaptConfig
 
-def add_settings(
-    run: PipelineRun,
-    made: dict[str, Artifact],
-    rules: Artifact,
-    task: Artifact,
-    cell: Cell,
-    config: AdaptConfig,
-    seed: int,
-    label: str,
-) -> None:
-    """Make each setting that is missing, of the one that it starts from or of the task's rules."""
-    for step in adaptation_steps(config.settings):
-        if step.name in made:
-            continue
-        start = rules if step.start is None else made[step.start]
-        if step.training == "none":
-            call = with_rules_stage(start=start, rules=rules)
-        else:
-            optimisation = config.sft if step.training == "sft" else config.dpo
-            call = TRAININGS[step.training](
-                training=training_of(cell, seed, config.max_tokens, optimisation),
-                questions=Questions(task, ("train", "valid")),
-                start=start,
-            )
-        made[step.name] = run.stage(call, label=label, setting=step.name)
+    def rules(self, label: str) -> Artifact:
+        mined = task_rules_stage(
+            questions=Questions(self.task, ("train",)),
+            tokenizer=NamedTokenizer(self.cell.backbone, self.cell.revision),
+            rules=self.config.rules,
+            max_tokens=self.config.max_tokens,
+        )
+        return self.run.stage(mined, label=label)
+
+    def settings(
+        self, made: Mapping[str, Artifact], rules: Artifact, seed: int, label: str
+    ) -> dict[str, Artifact]:
+        """Return settings with each that is missing, of what it starts from or the task's rules."""
+        made, config = dict(made), self.config
+        for step in adaptation_steps(config.settings):
+            if step.name in made:
+                continue
+            start = rules if step.start is None else made[step.start]
+            if step.training == "none":
+                call = with_rules_stage(start=start, rules=rules)
+            else:
+                optimisation = config.sft if step.training == "sft" else config.dpo
+                call = TRAININGS[step.training](
+                    training=training_of(self.cell, seed, config.max_tokens, optimisation),
+                    questions=Questions(self.task, ("train", "valid")),
+                    start=start,
+                )
+            made[step.name] = self.run.stage(call, label=label, setting=step.name)
+        return made
 
 
 def training_of(

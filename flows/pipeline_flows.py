@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow, flow
 from prefect.settings import PREFECT_API_URL
@@ -23,8 +23,9 @@ from tasks.report.comparison import (
     record_comparison,
     summary,
 )
-from tasks.report.render import file_table, table_text
+from tasks.report.render import table_text
 from tasks.report.report import ReportData
+from tasks.report.scores import score_lines
 from tasks.run.pipeline import open_pipeline
 from tasks.run.prefect_runs import prefect_must_answer
 from tasks.run.recipes import confirmed, find_recipe
@@ -38,13 +39,10 @@ from umim_core.cli.console_output import emit
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe_files import AnyRecipe
 from umim_core.config.table_recipe import TableRecipe
-from umim_core.evaluation.sizes import REDUCTIONS
 from umim_core.store.artifacts import read_json
 
-_DIFFERENCE: Final = "_difference"
 P = ParamSpec("P")
 T = TypeVar("T")
-Row = Mapping[str, Any]
 
 
 @flow(name="umim", flow_run_name="{recipe}")
@@ -140,44 +138,6 @@ def table(
         if confirm_run_unsafe_code:
             run.recipe = confirmed(run.recipe)
         return str(parts.measure_table(run).path / TABLE)
-
-
-def score_lines(table: Mapping[str, Any]) -> list[str]:
-    """Return a line per task and setting of the content of a ``table.json``.
-
-    A figure is a mean over questions with its standard error, ``diff`` behind a metric is its
-    paired difference to the first setting; ``4 x 256`` are four answers per question of at most 256
-    tokens. TR is that of all tokens that were read or generated, a prompt's as often as it was
-    answered; cache TR is what a policy dropped of the contexts' KV cache, and shortfall the part of
-    contexts that a baseline should have dropped and could not. Tasks with other metrics stand in a
-    table of their own; tasks that were not run and the figures of texts have lines of their own.
-    """
-    scores: Sequence[Row] = table["scores"]
-    shared = {"first": next(iter(table.get("settings") or ()), None), "reductions": REDUCTIONS}
-    lines: list[str] = []
-    for metrics, rows in _by_metrics(scores).items():
-        columns = file_table("score_columns.txt", rows, metrics=metrics, **shared)
-        lines += ["", *table_text(columns).splitlines()]
-    unrun = [f"{score['task']}: {score['not_run']}" for score in scores if "not_run" in score]
-    lines += dict.fromkeys(unrun)
-    for text in table["texts"]:
-        lines += [f"{text['text']}: {name} {value:.4g}" for name, value in text.items()
-                  if not isinstance(value, str)]  # fmt: skip
-    return lines[1:] if lines[:1] == [""] else lines
-
-
-def _by_metrics(scores: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
-    """Return the rows of tasks that were run by the metrics of a task, reductions aside."""
-    of_tasks: dict[str, dict[str, None]] = {}
-    for row in scores:
-        names = [name for name, value in row.items() if isinstance(value, dict)]
-        own = [name for name in names if not name.endswith(_DIFFERENCE) and name not in REDUCTIONS]
-        of_tasks.setdefault(row["task"], {}).update(dict.fromkeys(own))
-    grouped: dict[tuple[str, ...], list[Row]] = {}
-    for row in scores:
-        if "not_run" not in row:
-            grouped.setdefault(tuple(of_tasks[row["task"]]), []).append(row)
-    return grouped
 
 
 def _called(flow: Flow[P, T]) -> Callable[P, T]:

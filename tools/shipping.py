@@ -119,7 +119,6 @@ def store(
         save_tensors(tensors | rounded, directory / WEIGHTS)
         (directory / WEIGHTS).chmod(0o644)
         write_json(directory / "config.json", config.model_dump(mode="json"))
-        (directory / "rules").mkdir()
         measured.rules.write(directory / "rules", _LEVEL)
         write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
 

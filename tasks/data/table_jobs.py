@@ -36,7 +36,7 @@ SHARDS: Final = "shards"
 Report = dict[str, Any]
 
 
-def read_questions(directory: Path) -> QuestionSet:
+def read_question_set(directory: Path) -> QuestionSet:
     body: Report = read_json(directory / QUESTIONS)
     return QuestionSet(**body | {"metrics": tuple(body["metrics"])})
 

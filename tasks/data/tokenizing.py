@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.cluster.lease import ClusterLease, machines
-from umim_core.addresses import is_address
 from umim_core.errors import (
     ClusterError,
     CorpusError,
@@ -77,11 +76,11 @@ def split_jobs(
     limit: int | None = None,
 ) -> list[TokenJob]:
     """Return the jobs of a split: one per file, in canonical order."""
+    source = source.absolute()
     sources: list[Source] = [source]
     if not isinstance(source, HubDataset | TokenIds):
-        names = [file.location for file in source.files()]
-        places = [name if is_address(name) else os.path.abspath(name) for name in names]
-        sources = [source.model_copy(update={"paths": (place,)}) for place in places]
+        files = [file.location for file in source.files()]
+        sources = [source.model_copy(update={"paths": (file,)}) for file in files]
     parts = [None] if len(sources) == 1 else range(len(sources))
     return [
         TokenJob(split, part, one, directory, tokenizer, limit)

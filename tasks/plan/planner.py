@@ -39,7 +39,9 @@ class Planner:
     def register(self, backbone: str, trained: Artifact) -> None:
         """Register nothing."""
 
-    def run_parallel(self, parts: Sequence[Callable[[], T]], _: int | None = None) -> list[T]:
+    def run_parallel(
+        self, parts: Sequence[Callable[[], T]], *, on_workers: bool = False
+    ) -> list[T]:
         """Note the stages of independent parts, one part after the other."""
         return [part() for part in parts]
 

@@ -32,7 +32,7 @@ from tasks.run.prefect_runs import flow_run_context
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact, Site, StageCall, verifying_once
 from tasks.storage.remote_root import remote_root
-from tasks.tracking.compare_view import adaptation_rows
+from tasks.tracking.compare_view import adaptation_filter
 from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, Status, Tracker
 from umim_core.addresses import redacted
 from umim_core.backbone.devices import release_memory
@@ -134,9 +134,16 @@ class PipelineRun(Generic[R]):
             self.tracker.register_checkpoint(backbone, checkpoint, artifact.key, alias=False)
         return artifact
 
-    def run_parallel(self, parts: Sequence[Callable[[], T]], most: int | None = None) -> list[T]:
-        """Run parts of the flow that do not depend on each other."""
-        return side_by_side(parts, most or self.recipe.cluster.parallel_stages)
+    def run_parallel(
+        self, parts: Sequence[Callable[[], T]], *, on_workers: bool = False
+    ) -> list[T]:
+        """Run parts of the flow that do not depend on each other.
+
+        Of those that compute on workers, for which the driver only waits, each worker has one.
+        """
+        cluster = self.recipe.cluster
+        most = max(cluster.parallel_stages, cluster.workers if on_workers else 1)
+        return side_by_side(parts, most)
 
     def register(self, backbone: str, trained: Artifact) -> None:
         """Point the backbone's alias in MLflow's registry at the first cell's checkpoint of it."""
@@ -166,7 +173,7 @@ class PipelineRun(Generic[R]):
     def link(self) -> str:
         """Say where MLflow shows the run's comparison; empty if the store never answered."""
         adapts = isinstance(self.recipe, AdaptationRecipe)
-        return self.tracker.link(adaptation_rows(self.recipe.task_name) if adapts else "")
+        return self.tracker.link(adaptation_filter(self.recipe.task_name) if adapts else "")
 
 
 @contextmanager

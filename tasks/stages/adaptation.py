@@ -85,7 +85,6 @@ def choices_stage(out: Path, _: Site, *, task: ChoiceTask) -> Metrics:
 @stage(version=2)
 def start_stage(out: Path, _: Site, *, checkpoint: NamedCheckpoint) -> Metrics:
     """Take over a checkpoint that exists; the artifact holds ``checkpoint``."""
-    (out / "checkpoint").mkdir()
     Checkpoint.load(checkpoint.directory).write(out / "checkpoint")
     return {}
 

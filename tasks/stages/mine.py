@@ -249,7 +249,6 @@ def load_orders(folder: Path, name: str) -> dict[int, np.ndarray]:
 
 def write_rules(out: Path, rules: RuleSet, **steps: Mapping[int, int]) -> dict[str, float]:
     """Write the folder ``rules`` of an artifact and return its metrics."""
-    (out / "rules").mkdir()
     rules.write(out / "rules")
     sizes = rules.counts_by_order
     shown = {"raw": sizes, "overlap": sizes, "rules": sizes} | steps

@@ -7,7 +7,6 @@ a run that was killed finds it and counts it once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -26,14 +25,13 @@ from tasks.data.table_jobs import (
     backbone_of,
     find_questions,
     measure_text,
-    read_questions,
+    read_question_set,
     read_shards,
     score_shard,
     table_row,
 )
 from tasks.run.stage import Artifact, Digest, Metrics, Site, stage
 from tasks.stages.named import NamedCheckpoint, NamedMethod, ReadFiles
-from umim_core.addresses import is_address
 from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -52,7 +50,6 @@ from umim_core.task_sets.generation_spec import (
     make_rows,
 )
 from umim_core.task_sets.spec import TASKS
-from umim_core.text.sources import HubDataset
 from umim_core.text.token_ids import encode, flat
 
 TABLE: Final = "table.json"
@@ -218,7 +215,7 @@ def mined_stage(
     drawn apart from the questions that are scored. A task that is not run has no checkpoint.
     Source: paper, Long-Context Evaluation (its rules are of the questions that it scores).
     """
-    if not read_questions(questions.path).count:
+    if not read_question_set(questions.path).count:
         return {}
     base = Checkpoint.load(checkpoint.directory)
     name, revision = backbone_of(base, checkpoint.backbone)
@@ -233,7 +230,6 @@ def mined_stage(
     rules = RuleSet.from_counts(counts, origin)
     rule = f"mine_tau must be a count that spans of {data.task} reach"
     require(len(rules) > 0, ConfigError, rule, tau, "Lower it.")
-    (out / "checkpoint").mkdir()
     base.with_contents(base.module, rules).write(out / "checkpoint")
     return {"rules": float(len(rules))}
 
@@ -257,7 +253,7 @@ def shards_stage(
 
     A task that is not run has no shard.
     """
-    question_set, source = read_questions(questions.path), data.source()
+    question_set, source = read_question_set(questions.path), data.source()
     place = _place(checkpoint, site, batch_size)
     count, jobs = min(question_set.count, limit or question_set.count), {}
     for first in range(0, count, shard):
@@ -288,20 +284,10 @@ def text_stage(
 ) -> Metrics:
     """Measure alignment and perplexity of one text."""
     place = _place(checkpoint, site, batch_size)
-    [(_, metrics)] = site.lease.run({"": partial(measure_text, place, _in_place(text))}, cores)
+    text = text.model_copy(update={"source": text.source.absolute()})
+    [(_, metrics)] = site.lease.run({"": partial(measure_text, place, text)}, cores)
     files.check_unchanged("a text changed while it was measured")
     return metrics
-
-
-def _in_place(text: TableText) -> TableText:
-    """Return a text whose files are named from the root; a worker stands in another folder."""
-    if isinstance(text.source, HubDataset):
-        return text
-    places = tuple(
-        path if is_address(path) else os.path.abspath(path) for path in text.source.paths
-    )
-    source = text.source.model_copy(update={"paths": places})
-    return text.model_copy(update={"source": source})
 
 
 def table_header(recipe: TableRecipe) -> Report:
@@ -332,7 +318,7 @@ def table_stage(
     texts: Mapping[str, Artifact],
 ) -> Metrics:
     """Put all that was measured into ``table.json``, with differences to the first setting."""
-    asked = {task: read_questions(artifact.path) for task, artifact in questions.items()}
+    asked = {task: read_question_set(artifact.path) for task, artifact in questions.items()}
     values = {place: read_shards(artifact.path) for place, artifact in scores.items()}
     rows: list[Report] = [
         {**asked[task].limits, "task": task, "setting": setting, "not_run": asked[task].not_run}

@@ -99,7 +99,6 @@ def task_rules_stage(
         excluded=special_ids(tokenizer.loaded),
         tokenizer_fingerprint=tokenizer.fingerprint,
     )
-    (out / "rules").mkdir()
     mined.write(out / "rules")
     return {f"rules_{n}": float(count) for n, count in mined.counts_by_order.items()}
 
@@ -111,7 +110,6 @@ def with_rules_stage(out: Path, _: Site, *, start: Artifact, rules: Artifact) ->
     loaded = RuleSet.load(
         rules.path / "rules", tokenizer_fingerprint=base.config.tokenizer_fingerprint
     )
-    (out / "checkpoint").mkdir()
     base.with_contents(base.module, loaded).write(out / "checkpoint")
     return {}
 

@@ -24,7 +24,7 @@ MOST_ROWS: Final = 1000
 _SECTION: Final = "umim-comparison-section"
 
 
-def adaptation_rows(task: str) -> str:
+def adaptation_filter(task: str) -> str:
     """Return the filter that finds the points of a task's curves."""
     return f"{_ROWS} = '{ADAPTATION_SOURCE}' and params.task = '{task}'"
 

@@ -80,7 +80,7 @@ class Backwards(Recorder):
         super().__init__(recipe)
         self.registered: list[tuple[str, Path]] = []
 
-    def run_parallel(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
+    def run_parallel(self, parts: Sequence[Callable[[], Any]], **_: bool) -> list[Any]:
         return [part() for part in reversed(parts)][::-1]
 
     def register(self, backbone: str, trained: Artifact) -> None:

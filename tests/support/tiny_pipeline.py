@@ -122,7 +122,7 @@ class Walk:
         self.calls.append(Call(call, site, artifact))
         return artifact
 
-    def run_parallel(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
+    def run_parallel(self, parts: Sequence[Callable[[], Any]], **_: bool) -> list[Any]:
         return [part() for part in parts]
 
     def register(self, backbone: str, trained: Artifact) -> None:
@@ -151,7 +151,7 @@ def walk(root: Path, recipe: Recipe) -> Walk:
 class _SideBySide(Walk):
     """A run of all stages, independent parts at the same time."""
 
-    def run_parallel(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
+    def run_parallel(self, parts: Sequence[Callable[[], Any]], **_: bool) -> list[Any]:
         return side_by_side(parts, max(1, len(parts)))
 
 

@@ -96,6 +96,22 @@ def test_the_ending_says_the_kind_in_any_case(
             assert texts(name) == documents
 
 
+def test_an_absolute_source_is_found_from_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("set").mkdir()
+    for name in ("a.txt", "set/rows.jsonl", "b.jsonl"):
+        Path(name).write_text('{"text": "one"}\n', encoding="utf-8")
+    np.save("c.npy", np.array([1], np.uint16))
+    names = ("a.*", "b.jsonl", "set", "c.npy")
+    sources = [source_of((name,)) for name in names]
+    sources.append(HubDataset(name="set"))
+    known = [source.digests() for source in sources]
+    absolute = [source.absolute() for source in sources]
+    monkeypatch.chdir("/")
+    assert [source.digests() for source in absolute] == known
+    elsewhere: list[Source] = [TextFiles(paths=("s3://bucket/key",)), HubDataset(name="owner/name")]
+    assert [source.absolute() for source in elsewhere] == elsewhere
+
+
 def test_arrays_and_tables_are_known_by_their_endings() -> None:
     for ending in (".parquet", ".pq", ".PARQUET"):
         pq.write_table(pa.table({"text": ["one", "two"]}), f"a{ending}")

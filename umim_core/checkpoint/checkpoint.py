@@ -165,10 +165,10 @@ class Checkpoint:
         self.rules.check_vocabulary(backbone.vocab_size, backbone.special_ids)
 
     def write(self, directory: Path) -> None:
-        """Write the checkpoint's files into an existing, empty directory."""
+        """Write the checkpoint's files into an empty directory, which need not exist."""
+        directory.mkdir(exist_ok=True)
         write_json(directory / "config.json", self.config.model_dump(mode="json"))
         write_module(self.module, directory / WEIGHTS)
-        (directory / "rules").mkdir()
         self.rules.write(directory / "rules")
         write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
 

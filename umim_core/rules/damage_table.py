@@ -114,7 +114,6 @@ class DamageTable:
         return means
 
     def write(self, directory: Path) -> None:
-        (directory / "rules").mkdir()
         self.rules.write(directory / "rules")
         for name in _ARRAYS:
             save_array(directory / f"{name}.npy", getattr(self, name))

@@ -339,7 +339,8 @@ class RuleSet:
         require(len(self) > 0, RuleSetError, "a checkpoint must hold rules", "none", remedy)
 
     def write(self, directory: Path, compression_level: int | None = None) -> None:
-        """Write the rule files into an existing, empty directory."""
+        """Write the rule files into an empty directory, which need not exist."""
+        directory.mkdir(exist_ok=True)
         write_table(directory / TABLE, self.ids_by_order, self.support_by_order, compression_level)
         if self.prices is not None:
             save_array(directory / _PRICES, self.prices)

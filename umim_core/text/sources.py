@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -95,6 +95,10 @@ def expand(names: Names, kind: SourceKind | None = None) -> list[CorpusFile]:
 
 def _sort_key(location: str) -> str:
     return redacted(location) if is_address(location) else os.path.abspath(location)
+
+
+def _absolute(name: str) -> str:
+    return name if is_address(name) else os.path.abspath(name)
 
 
 def _local(name: str, kind: SourceKind | None) -> list[str]:
@@ -248,6 +252,8 @@ MaxBad = Annotated[int, Field(ge=0, description="Unusable rows to skip before gi
 
 
 class _SourceModel(BaseModel):
+    """Sources; ``absolute`` is the same one with paths that a process in another folder finds."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
@@ -258,6 +264,9 @@ class _Files(_SourceModel):
     def files(self) -> list[CorpusFile]:
         """Return the files in the order in which they are read."""
         return expand(self.paths, self.kind)
+
+    def absolute(self) -> Self:
+        return self.model_copy(update={"paths": tuple(map(_absolute, self.paths))})
 
     def digests(self) -> list[str]:
         """Return the SHA-256 of each file."""
@@ -329,6 +338,10 @@ class HubDataset(_SourceModel):
         folder = Path(self.name)
         return folder if folder.is_dir() else None
 
+    def absolute(self) -> Self:
+        name = self.name if self.folder is None else _absolute(self.name)
+        return self.model_copy(update={"name": name})
+
     def pieces(self, bad: BadRows) -> Iterator[TextPiece]:
         rows = dataset_rows(self.name, self.config, self.split, self.revision, self.field)
         return usable(rows, self.max_bad, bad)
@@ -349,6 +362,9 @@ class TokenIds(_SourceModel):
 
     def files(self) -> list[CorpusFile]:
         return expand((self.path,), self.kind)
+
+    def absolute(self) -> Self:
+        return self.model_copy(update={"path": _absolute(self.path)})
 
     def digests(self) -> list[str]:
         return [file.sha256() for file in self.files()]

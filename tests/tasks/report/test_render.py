@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flows.pipeline_flows import score_lines
 from support.processes import output_of
 from tasks.report.charts import Line, Panel, chart, svg
 from tasks.report.comparison import cell_row, summary
@@ -20,6 +19,7 @@ from tasks.report.render import (
     markdown_html,
     table_text,
 )
+from tasks.report.scores import score_lines
 from umim_core.config.recipe import Cell
 
 SPREAD = {"median": 1.0, "low": 0.5, "high": 2.0, "runs": 10}
