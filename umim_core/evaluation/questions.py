@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from umim_core.merging.merged_model import MergedModel
     from umim_core.task_sets.spec import QuestionForm
 
-Limits = dict[str, int | list[int] | None]
+AnswerLimits = dict[str, int | list[int] | None]
 _AT_ONCE: Final = 4  # questions of a forward
 
 
@@ -73,7 +73,7 @@ class QuestionSet:
     digest: str
     metrics: tuple[str, ...]
     not_run: str | None = None
-    limits: Limits = field(default_factory=dict)
+    limits: AnswerLimits = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def question_set(source: QuestionSource) -> QuestionSet:
 def described(task: Task, digest: str) -> QuestionSet:
     from lm_eval.api.metrics import mean
 
-    facts, limits = task.get_config("metadata") or {}, Limits()
+    facts, limits = task.get_config("metadata") or {}, AnswerLimits()
     if _generates(task):
         limits = {
             "new_tokens": task.get_config("generation_kwargs").get("max_gen_toks"),

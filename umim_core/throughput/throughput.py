@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -39,14 +39,19 @@ from umim_core.throughput.break_even import PHASES, ThroughputRow
 from umim_core.throughput.roofline import ForwardCost, Roofline, measure_peak, synchronize
 
 Continuation = Literal["greedy", "text"]
-Sizes = tuple[int, int, int]  # rows, raw tokens of each prompt, new tokens
 # All rules merge prompts and generated tokens, whatever a checkpoint's own bound of decoding is.
 EVERYWHERE: Final = GenerateOptions(decode_max_damage=math.inf)
 _PEAKS: Final = 20  # measured at most after the runs: other work hides a peak, none makes one
 
 
+class RunShape(NamedTuple):
+    rows: int
+    length: int  # raw tokens of each prompt
+    new_tokens: int
+
+
 @dataclass(frozen=True)
-class Prompts:
+class TimedPrompts:
     ids: Ints  # raw ones per row [B, L]
     text: Ints | None = None  # that is generated, if forced [B, new tokens]
 
@@ -77,22 +82,22 @@ class _Text(LogitsProcessor):
         return forced  # type: ignore[return-value]  # a float tensor like the scores
 
 
-def cut_prompts(ids: Ints, sizes: Sizes, run: int, continuation: Continuation) -> Prompts:
+def cut_prompts(ids: Ints, shape: RunShape, run: int, continuation: Continuation) -> TimedPrompts:
     """Cut the prompts of one run out of a text [T] that is read in a circle.
 
     Each run starts one continuation further on. Rows generate what the model chooses, or what
     follows each prompt in the text.
     """
-    rows, length, new = sizes
+    rows, length, new = shape
     starts = run * new + length * np.arange(rows)[:, None]
     prompts = np.take(ids, starts + np.arange(length), mode="wrap")
     if continuation == "greedy":
-        return Prompts(prompts)
-    return Prompts(prompts, np.take(ids, starts + length + np.arange(new), mode="wrap"))
+        return TimedPrompts(prompts)
+    return TimedPrompts(prompts, np.take(ids, starts + length + np.arange(new), mode="wrap"))
 
 
 def time_run(
-    engine: Engine, prompts: Prompts, new_tokens: int, options: GenerateOptions = EVERYWHERE
+    engine: Engine, prompts: TimedPrompts, new_tokens: int, options: GenerateOptions = EVERYWHERE
 ) -> Timing:
     """Time one greedy generation that never ends early; ``options`` say what merges."""
     forced = None if prompts.text is None else LogitsProcessorList([_Text(prompts.text)])
@@ -107,7 +112,7 @@ def _alternate(
     base: Engine,
     umim: Engine,
     ids: Ints,
-    sizes: Sizes,
+    shape: RunShape,
     config: BenchmarkConfig,
     continuation: Continuation,
     options: GenerateOptions,
@@ -117,19 +122,20 @@ def _alternate(
     With the pairs comes the most device memory that a run of either takes.
     """
     sides = [
-        partial(time_run, engine, new_tokens=sizes[2], options=options) for engine in (base, umim)
+        partial(time_run, engine, new_tokens=shape.new_tokens, options=options)
+        for engine in (base, umim)
     ]
     for run in range(config.warmup):
-        prompts = cut_prompts(ids, sizes, -1 - run, continuation)
+        prompts = cut_prompts(ids, shape, -1 - run, continuation)
         for time_side in sides:
             time_side(prompts)
     pairs = []
     for run in range(config.pairs):
-        prompts = cut_prompts(ids, sizes, run, continuation)
+        prompts = cut_prompts(ids, shape, run, continuation)
         timed = [time_side(prompts) for time_side in (sides[::-1] if run % 2 else sides)]
         first, second = timed[::-1] if run % 2 else timed
         pairs.append((first, second))
-    prompts = cut_prompts(ids, sizes, 0, continuation)
+    prompts = cut_prompts(ids, shape, 0, continuation)
     peaks = [peak_bytes(partial(time_side, prompts), base.backbone.device) for time_side in sides]
     return pairs, (peaks[0], peaks[1])
 
@@ -229,14 +235,15 @@ def measure_throughput(
     }
     matchers[None] = merged_model.require_matcher()
     rules = {asked: Engine(merged_model.merging_by(m)) for asked, m in matchers.items()}
-    shapes = product(config.batch_sizes, config.prompt_lengths, [config.new_tokens])
+    sizes = product(config.batch_sizes, config.prompt_lengths)
+    shapes = [RunShape(*of_prompts, config.new_tokens) for of_prompts in sizes]
     settings = list(product(shapes, rules.items()))
     measured = []
-    for done, (sizes, (asked, umim)) in enumerate(settings):
+    for done, (shape, (asked, umim)) in enumerate(settings):
         if progress is not None:
             progress(done, len(settings))
-        pairs = _alternate(base, umim, ids, sizes, config, continuation, options)
-        measured.append((sizes, asked, *pairs))
+        pairs = _alternate(base, umim, ids, shape, config, continuation, options)
+        measured.append((shape, asked, *pairs))
     cost = ForwardCost.of(merged_model)
 
     def rows(ceiling: Roofline) -> list[ThroughputRow]:
@@ -268,13 +275,13 @@ def check_protocol(backbone: Backbone, ids: Ints, config: BenchmarkConfig) -> No
 def _rows(
     cost: ForwardCost,
     ceiling: Roofline,
-    sizes: Sizes,
+    shape: RunShape,
     asked_reduction: float | None,
     pairs: list[tuple[Timing, Timing]],
     peaks: tuple[int | None, int | None],
 ) -> Iterator[ThroughputRow]:
     """Yield the rows of the three phases of one setting; all pairs are (base, UMIM)."""
-    batch, length, new = sizes
+    batch, length, new = shape
     raw, units = (
         np.stack([run.cache_lengths for run in side]) for side in zip(*pairs, strict=True)
     )
