@@ -214,6 +214,14 @@ def test_a_warm_prefix_cache_serves_whole_blocks_of_what_came_before(
     assert result["cached"] == 32 / 82  # of the second prompt two blocks of 16
 
 
+def test_a_long_text_alone_is_many_texts(umim: Umim, letters: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(" ".join(ascii_lowercase[n % 9] for n in range(2 * 4096 + 1)))
+    result = document(umim("report", tmp_path, "--tokenizer", letters, "--json"))
+    assert (result["requests"], result["conversations"], result["held_out"]) == (3, 3, 1)
+    assert result["tokens"] == {"text": {"prose": 2 * 4096 + 1}}
+    assert {s["roles"]["text"] for s in result["savings"] if s["longest"] == 4} == {0.75}
+
+
 ERRORS = {
     "no folder": ((), "nothing-there", "must exist"),
     "shape": (("--shape", "./nothing"), ".", "got ./nothing. Name one of them, or a model's dir"),

@@ -77,6 +77,7 @@ TABLE = {
     **{"name": "x", "kind": "table", "table": "tab:QA", "checkpoint": "umim-docs-llama"},
     **{"settings": [{"name": "base", "merge": "none"}], "tasks": ["piqa"]},
 }
+SHORTENED = {"name": "a", "merge": "prompt", "method": "truncation"}
 REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
     "pipeline": (
         GOOD,
@@ -98,6 +99,9 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
             ("cluster", {"address": "h:1", "object_store_gib": 2}, "is of a cluster started here"),
             ("cluster", {"strategy": "deepspeed", "workers": 0}, "deepspeed needs workers"),
             ("cells", [{"backbone": "a"}, {"backbone": "a", "tau": 5}], "cells: must all be"),
+            ("distill", {"max_steps": 5, "prompt_rows": 0.6, "copy_rows": 0.6}, "add up to 1 at"),
+            ("cluster", {"use_gpu": True, "workers": 0, "parallel_stages": 2}, "share no GPU"),
+            ("cells.0", {"backbone": "a", "kind": "linear", "depth": 3}, r"cells\.0: a linear mer"),
             ("distill.row_rate", 4.0, r"distill\.row_rate needs a cell with rule_rows .*; got 4"),
             ("adapt.sft.row_rate", 4.0, r"sft\.row_rate needs a cell with rule_rows .*; got 4"),
         ],
@@ -139,8 +143,20 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
         [
             ("settings", [], "tasks and settings come together"),
             ("settings.0.mine_tau", 5, "makes rules to merge by"),
+            ("settings.0.protect", ["digits"], "protect keeps tokens from being merged"),
+            ("settings.0.target_tr", 0.2, "target_tr is the budget of a baseline"),
+            ("settings", [{"name": "a", "merge": "all", "raw_tail": 2}], "contexts that are matc"),
             ("settings", [{"name": "a", "merge": "all", "method": "truncation"}], "prompts only"),
+            ("settings", [SHORTENED | {"protect": ["digits"]}], "of the checkpoint's own rules"),
+            ("settings", [SHORTENED, SHORTENED], "settings must all be different"),
             ("tasks", ["piqa", "copa"], "data of one choice task"),
+            ("hub", "h", "hub and task_data both say"),
+        ],
+    ),
+    "table of texts": (
+        TABLE | {"tasks": [], "settings": [], "texts": {"a": {"source": FILES["train"]}}},
+        [
+            ("texts", {}, "name tasks with settings, or texts"),
         ],
     ),
 }
