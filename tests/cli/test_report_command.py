@@ -57,6 +57,7 @@ def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
         {**body, "output": None, "choices": ["w9"], "response": answer},
         {**body, "messages": [*body["messages"], message("assistant", "w6")], "output": "w9"},
         {"body": body, **answer},
+        {"request": body, "shots": [{"messages": [message("user", "w9")]}], "response": answer},
         {"request_body": json.dumps(body), "response_body": json.dumps(answer)},
         {"id": 1, "data": {"input": {**body, "model": None}, "output": answer}},
         {**body, "instructions": "w1", "response": answer},

@@ -140,9 +140,11 @@ def read_requests(names: tuple[str, ...], kind: SourceKind | None, left: Left) -
 
 def _unwrapped(place: str, row: object) -> Iterator[tuple[str, object]]:
     """Yield the requests that a row holds in a list, an export say; any other row as it is."""
-    for name, value in row.items() if isinstance(row, dict) and "messages" not in row else ():
+    fields = row if isinstance(row, dict) else {}
+    for name, value in fields.items():
         items = value if isinstance(value, list) else []
-        if items and all(isinstance(item, dict) and "messages" in item for item in items):
+        requests = items and all(isinstance(item, dict) and "messages" in item for item in items)
+        if requests and not any("messages" in each for _, each in _objects(fields)):
             yield from ((f"{place}, {name} {number}", x) for number, x in enumerate(items, 1))
             return
     yield place, row
