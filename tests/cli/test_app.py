@@ -139,6 +139,7 @@ REFUSED = {
     f"{GATEWAY} --report-cached-tokens": "got --report-cached-tokens True.",
     f"{GATEWAY} --export x m": "--upstream merges by",
     f"{GATEWAY} --export x --base": "and runs none; got --export x, checkpoint None, --base True",
+    f"{GATEWAY} --export none --upstream-key-env UMIM_NOT_SET": "--upstream-key-env must name a ",
     f"{GATEWAY} --max-rows 16": "got --max-rows 16.",
     f"{GATEWAY} --export old": "old",
     f"{SERVE} umim-docs-llama --base --merge all": "merges nothing",

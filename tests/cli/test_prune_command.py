@@ -128,4 +128,4 @@ def test_the_table_of_another_module_is_refused(umim: Umim, made: Path, given: G
     assert umim("prune", given[0], *options, "less").code == 0
     done = umim("prune", made / "other", *options, "more", "--damage", "less/damage")
     assert done.code == 1
-    assert "must be the damage table of this checkpoint; got one of ['another module']" in done.err
+    assert "must be the damage table of this checkpoint; got one of another module" in done.err

@@ -67,61 +67,21 @@ def prune(
     """
     from umim_core.backbone.shape import trained_context
     from umim_core.checkpoint.checkpoint_index import own_place
-    from umim_core.rules.damage_table import DamageTable
     from umim_core.rules.protect import protected_ids
-    from umim_core.rules.pruning import (
-        check_target,
-        cut_to_reduction,
-        keep_all,
-        prune_by_damage,
-        rules_under,
-    )
-    from umim_core.store.publication import check_absent
+    from umim_core.rules.pruning import cut_to_reduction, keep_all, prune_by_damage, rules_under
     from umim_core.text.sources import sources_of
 
     bound = decode_max_damage
-
-    def check(ok: bool, rule: str, remedy: str) -> None:
-        found = f"--target-tr {target_tr}, --decode-tr {decode_tr}, --decode-max-damage {bound}"
-        require(ok, ConfigError, rule, found, remedy)
-
-    rule = "pruning needs a target or --keep-all, and not both"
-    remedy = "Give --target-tr 0.2, or --keep-all to measure the rules and drop none."
-    check((target_tr is None) == every_rule, rule, remedy)
-    rule = "the rules of decoding need one bound"
-    remedy = "Leave one of them out."
-    check(bound is None or decode_tr is None, rule, remedy)
-    rule = "--decode-max-damage must be finite"
-    remedy = "Leave it out to merge by all rules."
-    check(bound is None or math.isfinite(bound), rule, remedy)
-    rule = "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay"
-    fits = decode_tr is None or target_tr is None or decode_tr <= target_tr
-    check(fits, rule, "Lower --decode-tr, or raise --target-tr.")
+    _check_goals(target_tr, decode_tr, bound, every_rule=every_rule)
     if every_rule:
         protecting = {"--keep-digits": keep_digits, "--protect": protect}
         shared.refuse_ignored(protecting, "choose rules, while --keep-all keeps every one")
-    for goal_tr in (target_tr, decode_tr):
-        if goal_tr is not None:
-            check_target(goal_tr)
     goal = "all" if target_tr is None else target_tr
     target = own_place("pruned", out, f"{Path(checkpoint).resolve().name}-{goal}")
     place = target.directory
-    known = place / "damage"
-    measured = place.is_dir() and [x for x in place.iterdir() if x.name[0] != "."] == [known]
-    if measured:  # by a call that went no further
-        remedy = f"Add --damage {known}, or choose another --out."
-        rule = "a damage table that is there must be named"
-        named = damage is not None and damage.resolve() == known.resolve()
-        require(named, ArtifactError, rule, str(known), remedy)
-    check_absent(place / "checkpoint" if measured else place)
+    _check_place(place, damage)
     sources = sources_of([tuple(names) for names in (files, heldout) if names], read_as)
-    if damage is not None:
-        inner = damage / "damage"
-        remedy = f"Name {inner}." if inner.is_dir() else "Leave it out to measure one."
-        written = (damage / "occurrences.npy").is_file()
-        rule = "--damage must be a damage table, the folder 'damage' that umim prune wrote"
-        require(written, ConfigError, rule, str(damage), remedy)
-    table = None if damage is None else DamageTable.load(damage)
+    table = None if damage is None else _named_table(damage)
     config, tokenizer, options = shared.base_of(checkpoint)
     patterns = (*(() if keep_digits else ("digits",)), *(protect or ()))
     protected_ids(tokenizer, patterns)  # a bad pattern is refused before minutes of work
@@ -131,34 +91,26 @@ def prune(
     rows, heldout_rows = _rows(tokenizer, length, sources, limit)
     from umim_core import UMIM
     from umim_core.backbone.devices import default_device
-    from umim_core.evaluation.rule_damage import measure_damage, text_digest
-    from umim_core.progress import log_progress, logger
+    from umim_core.evaluation.rule_damage import text_digest
     from umim_core.rules.matcher import Matcher
-    from umim_core.store.locking import computing
     from umim_core.text.token_ids import flat
 
+    if table is not None:
+        same = bool(heldout) or table.origin.text_digest == text_digest(list(rows))
+        rule = "without --heldout, the damage table must be of the text that is not held out"
+        other = f"one of {table.origin.tokens:,} tokens of other text"
+        remedy = "Give --heldout, or the text and limit that were measured."
+        require(same, ConfigError, rule, other, remedy)
     umim = UMIM.from_pretrained(
         checkpoint,
         device=default_device() if device is None else device,
         dtype="float32",
         budget=math.inf,
     )
-    if table is not None:
-        _check_own(table, str(damage), umim)
     if table is None:
-        log_lines("umim.progress")
-        see = log_progress("tokens measured")
-        with computing():
-            table = measure_damage(
-                list(rows), umim.merged_model, progress=lambda n: see(n, rows.size)
-            )
-        table.save(place / "damage")
-        logger.info("damage table: %s", place / "damage")
-    same = bool(heldout) or table.origin.text_digest == text_digest(list(rows))
-    rule = "without --heldout, the damage table must be of the text that is not held out"
-    other = f"one of {table.origin.tokens:,} tokens of other text"
-    remedy = "Give --heldout, or the text and limit that were measured."
-    require(same, ConfigError, rule, other, remedy)
+        table = _measured(umim, rows, place / "damage")
+    else:
+        _check_own(table, str(damage), umim)
     text = flat(list(heldout_rows))
     if target_tr is None:
         cut = keep_all(table, text)
@@ -228,6 +180,72 @@ def _lines(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _check_goals(
+    target_tr: float | None, decode_tr: float | None, bound: float | None, *, every_rule: bool
+) -> None:
+    from umim_core.rules.pruning import check_target
+
+    def check(ok: bool, rule: str, remedy: str) -> None:
+        found = f"--target-tr {target_tr}, --decode-tr {decode_tr}, --decode-max-damage {bound}"
+        require(ok, ConfigError, rule, found, remedy)
+
+    rule = "pruning needs a target or --keep-all, and not both"
+    remedy = "Give --target-tr 0.2, or --keep-all to measure the rules and drop none."
+    check((target_tr is None) == every_rule, rule, remedy)
+    rule = "the rules of decoding need one bound"
+    remedy = "Leave one of them out."
+    check(bound is None or decode_tr is None, rule, remedy)
+    rule = "--decode-max-damage must be finite"
+    remedy = "Leave it out to merge by all rules."
+    check(bound is None or math.isfinite(bound), rule, remedy)
+    rule = "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay"
+    fits = decode_tr is None or target_tr is None or decode_tr <= target_tr
+    check(fits, rule, "Lower --decode-tr, or raise --target-tr.")
+    for goal_tr in (target_tr, decode_tr):
+        if goal_tr is not None:
+            check_target(goal_tr)
+
+
+def _check_place(place: Path, damage: Path | None) -> None:
+    """Refuse a folder that exists, but for one that a call left with its damage table alone."""
+    from umim_core.store.publication import check_absent
+
+    known = place / "damage"
+    measured = place.is_dir() and [x for x in place.iterdir() if x.name[0] != "."] == [known]
+    if measured:
+        remedy = f"Add --damage {known}, or choose another --out."
+        rule = "a damage table that is there must be named"
+        named = damage is not None and damage.resolve() == known.resolve()
+        require(named, ArtifactError, rule, str(known), remedy)
+    check_absent(place / "checkpoint" if measured else place)
+
+
+def _named_table(damage: Path) -> DamageTable:
+    from umim_core.rules.damage_table import DamageTable
+
+    inner = damage / "damage"
+    remedy = f"Name {inner}." if inner.is_dir() else "Leave it out to measure one."
+    written = (damage / "occurrences.npy").is_file()
+    rule = "--damage must be a damage table, the folder 'damage' that umim prune wrote"
+    require(written, ConfigError, rule, str(damage), remedy)
+    return DamageTable.load(damage)
+
+
+def _measured(umim: UMIM, rows: NDArray[np.int32], place: Path) -> DamageTable:
+    """Measure the rules on segments [rows, length], and write their damage table."""
+    from umim_core.evaluation.rule_damage import measure_damage
+    from umim_core.progress import log_progress, logger
+    from umim_core.store.locking import computing
+
+    log_lines("umim.progress")
+    see = log_progress("tokens measured")
+    with computing():
+        table = measure_damage(list(rows), umim.merged_model, progress=lambda n: see(n, rows.size))
+    table.save(place)
+    logger.info("damage table: %s", place)
+    return table
+
+
 def _check_own(table: DamageTable, directory: str, umim: UMIM) -> None:
     """Refuse a table of other rules, of another module or of another model."""
     origin = table.origin
@@ -240,7 +258,7 @@ def _check_own(table: DamageTable, directory: str, umim: UMIM) -> None:
     odd = [part for part, (measured, ours) in pairs.items() if measured != ours]
     rule = f"{directory} must be the damage table of this checkpoint"
     remedy = "Leave --damage out to measure it."
-    require(not odd, ConfigError, rule, f"one of {odd[:1]}", remedy)
+    require(not odd, ConfigError, rule, f"one of {', '.join(odd)}", remedy)
 
 
 def _rows(

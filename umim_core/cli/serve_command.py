@@ -159,7 +159,7 @@ def serve(
         of_other = _OF_ENGINE
         rule = "must be given to the server that runs the model, which --upstream names"
     shared.refuse_named(context, of_other, rule)
-    token = server.token()
+    token, key = server.token(), secret(upstream_key_env, "--upstream-key-env")
     template = None if chat_template is None else shared.text_of(chat_template, "--chat-template")
     limits = server.limits()
     if upstream is None:
@@ -185,7 +185,6 @@ def serve(
         merger.rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
         if template is not None:
             tokenizer.chat_template = template
-        key = secret(upstream_key_env, "--upstream-key-env")
         app = Gateway(upstream, tokenizer, merger, limits, key, upstream_masks).app(token)
     server.run(app)
 
