@@ -54,9 +54,9 @@ def make(backbone: Backbone, form: str = "paper", **rules: str) -> Checkpoint:
     return Checkpoint.of(made, {"steps": 3, "loss": 1.5, "note": "a"})
 
 
-def with_rows(backbone: Backbone, form: str = "paper") -> Checkpoint:
+def with_rows(backbone: Backbone) -> Checkpoint:
     """A checkpoint whose first two rules have rows."""
-    module = give_rows(module_of(form, backbone.hidden_size), SPANS[:2])
+    module = give_rows(module_of("paper", backbone.hidden_size), SPANS[:2])
     return Checkpoint.of(MergedModel(backbone, module, Matcher(RuleSet.from_spans(SPANS))))
 
 

@@ -247,8 +247,8 @@ def metadata(checkpoint_path: Path) -> Iterator[dict[str, Any]]:
         yield {"checkpoint": str(checkpoint_path), "task_questions": 2}
 
 
-def run_generated(model: Any, metadata: dict[str, Any], name: str = OWN.name) -> dict[str, Any]:
-    config = {"task": name, "class": GenerationTask}
+def run_generated(model: Any, metadata: dict[str, Any]) -> dict[str, Any]:
+    config = {"task": OWN.name, "class": GenerationTask}
     manager = TaskManager(include_defaults=False, metadata=metadata)
     found = evaluate(lm=model, task_dict=manager.load([config]), bootstrap_iters=10)
     assert found is not None

@@ -67,13 +67,13 @@ def units_of(ids: np.ndarray, starts: np.ndarray) -> list[bytes]:
     return [part.tobytes() for part in np.split(ids, starts[1:])]
 
 
-def drive(batch: Batch, waiting: list[tuple], apart: int = 2) -> list[list[Row]]:
-    """Let requests join one by one, some steps apart, until all rows have ended."""
+def drive(batch: Batch, waiting: list[tuple]) -> list[list[Row]]:
+    """Let requests join one by one, two steps apart, until all rows have ended."""
     joined: list[list[Row]] = []
     while waiting or batch.rows:
         if waiting:
             joined.append(batch.join([waiting[0][0]], waiting.pop(0)[1]))
-        for _ in range(apart):
+        for _ in range(2):
             if batch.rows:
                 batch.step()
     return joined

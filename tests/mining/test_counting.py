@@ -68,28 +68,6 @@ def test_equals_counter(
         assert counts.ids(n).tolist() == sorted(counts.ids(n).tolist())
 
 
-@given(
-    segments=SEGMENTS,
-    tau=st.sampled_from([1, 2, 5]),
-    excluded=EXCLUDED,
-    threads=st.sampled_from(THREADS),
-    chunk_tokens=st.integers(1, 12),
-    longest=LENGTHS,
-)
-def test_equals_counter_on_ragged_segments(
-    segments: Segments,
-    tau: int,
-    excluded: frozenset[int],
-    threads: int,
-    chunk_tokens: int,
-    longest: int,
-) -> None:
-    options = {"longest": longest, "threads": threads}
-    with chunks_of(chunk_tokens):
-        got = as_dict(count_ngrams(*flat(segments), tau, excluded, **options))
-    assert got == oracle(segments, tau, excluded, longest)
-
-
 def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Generator) -> None:
     ids, offsets = rng.integers(0, 9, 900), range(0, 901, 9)
     want = count_ngrams(ids, offsets, 1, longest=8)
@@ -105,8 +83,8 @@ def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Gen
 
 
 @given(
-    segments=SEGMENTS.filter(any),
-    tau=st.integers(1, 3),
+    segments=SEGMENTS,
+    tau=st.sampled_from([1, 2, 3, 5]),
     more=st.integers(0, 3),
     least=st.integers(1, 3),
     threads=st.integers(1, 4),
@@ -115,7 +93,7 @@ def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Gen
     longest=LENGTHS,
     data=st.data(),
 )
-def test_grams_with_their_documents_equal_the_oracle(
+def test_grams_of_ragged_segments_and_their_documents_equal_the_oracle(
     segments: Segments,
     tau: int,
     more: int,
@@ -129,7 +107,8 @@ def test_grams_with_their_documents_equal_the_oracle(
     ids, offsets = flat(segments)
     inner = data.draw(st.lists(st.integers(0, ids.size), max_size=5).map(sorted))
     ends = np.array([*inner, ids.size], dtype=np.int64)
-    counts = count_ngrams(ids, offsets, tau, excluded, longest=longest, threads=threads)
+    with chunks_of(chunk):
+        counts = count_ngrams(ids, offsets, tau, excluded, longest=longest, threads=threads)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counting, "_DOCUMENTS_TOKENS", chunk)
         found = count_documents(ids, offsets, counts.keys, ends, threads)

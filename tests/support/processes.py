@@ -15,8 +15,9 @@ from umim_core.model_sources.packaged_model import PACKAGED
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def need_model(name: str = "smollm2-135m-instruct") -> None:
-    """Skip the test where a packaged model is not on this machine."""
+def need_model() -> None:
+    """Skip the test where the packaged model of the default checkpoint is not on this machine."""
+    name = "smollm2-135m-instruct"
     if fault := model_fault(PACKAGED[name]):
         pytest.skip(f"{fault}; umim fetch {name}")
 

@@ -182,9 +182,9 @@ MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
 IDS = np.array([1, 2, 3, 4, 5, 6] * 6 + [7])
 
 
-def row_at(index: int, *, merge_until: int = len(IDS), **shares: float) -> TrainingRow:
+def row_at(index: int, **shares: float) -> TrainingRow:
     """A row of a split whose rows are all alike."""
-    rows = TokenRows.of_rows([IDS.tolist()] * (index + 1), [merge_until] * (index + 1))
+    rows = TokenRows.of_rows([IDS.tolist()] * (index + 1), [len(IDS)] * (index + 1))
     return training_row(rows, index, MATCHER, **shares)
 
 

@@ -165,9 +165,31 @@ def test_what_cannot_start_is_refused(dpo: TrainJob, tmp_path: Path) -> None:
             run_in(tmp_path, replace(dpo, **changes))
 
 
+class Stopping(DdpStrategy):
+    """A strategy that ends the run from outside at its fourth step."""
+
+    steps = 0
+
+    def update(self, loss: Tensor, learning_rate: float) -> float:
+        self.steps += 1
+        if self.steps == 4:
+            raise KeyboardInterrupt
+        return super().update(loss, learning_rate)
+
+
 @pytest.mark.parametrize("kind", CONTROLS)
-def test_a_job_trains_a_control_and_writes_it(dpo: TrainJob, kind: str, tmp_path: Path) -> None:
-    run_in(tmp_path, replace(dpo, control=kind, rules=None))
+def test_a_job_trains_a_control_and_writes_it_stopped_and_resumed_or_not(
+    dpo: TrainJob, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job, stopped = replace(dpo, control=kind, rules=None), tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        run_in(stopped, job, Stopping)
+    caplog.set_level("INFO", "umim.train")
+    run_in(stopped, job)
+    assert "resuming at step 3" in caplog.text
+    run_in(tmp_path, job)
+    assert content(tmp_path / "control") == content(stopped / "control")
+    assert read_curve(tmp_path) == read_curve(stopped)
     backbone = load_backbone(dpo.backbone)
     trained = load_control(tmp_path / "control", backbone)
     base = MergedModel.without_merging(backbone)

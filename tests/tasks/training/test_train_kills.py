@@ -141,20 +141,29 @@ class Unreadable(PosixPath):
         return super().__fspath__()
 
 
-def resume_seeing(rank: int, run: Run, folder: Path) -> None:
-    """Save two states, resume and write down from which step; rank 1 sees that folder."""
+def resume_seeing(rank: int, run: Run, folder: Path, torn: str = "") -> None:
+    """Save two states, resume and write down from which step; rank 1 sees that folder.
+
+    The file ``torn`` of the newest state loses its end before.
+    """
     objective = run.objective()
     strategy = make_strategy(run.strategy, objective, run.config)
     for step in (3, 6):
         save(objective, strategy, run.folder, Progress(step=step), {})
+    if torn and rank == 0:  # the other waits for what this one finds
+        file = run.folder / "step-00000006" / torn
+        file.write_bytes(file.read_bytes()[:-2])
     progress, _ = resume(objective, strategy, folder if rank == 1 else run.folder)
     (run.folder / f"rank-{rank}-resumes").write_text(str(progress.step))
 
 
-def test_a_rank_that_does_not_see_the_newest_state_resumes_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("torn", "step"), [("", "6"), ("rank-1.safetensors", "3")])
+def test_every_rank_resumes_the_newest_state_that_is_whole(
+    tmp_path: Path, torn: str, step: str
+) -> None:
     run = Run(tmp_path / "state")
-    run_ranks(tmp_path, 2, resume_seeing, run, StaleListing(run.folder))
-    assert [(run.folder / f"rank-{rank}-resumes").read_text() for rank in (0, 1)] == ["6", "6"]
+    run_ranks(tmp_path, 2, resume_seeing, run, StaleListing(run.folder), torn)
+    assert [(run.folder / f"rank-{rank}-resumes").read_text() for rank in (0, 1)] == [step] * 2
 
 
 def test_a_state_that_one_rank_cannot_read_ends_both(tmp_path: Path) -> None:
