@@ -11,7 +11,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from flows.cli import app as flows_app
-from support.processes import ROOT
+from support.processes import ROOT, need_model
 from umim_core.cli.app import app as umim_app
 from umim_core.embedded.assets import embedded_path
 from umim_core.rules.ruleset import RuleSet
@@ -33,7 +33,7 @@ GIVEN = {
     "engines.md": {"ids": list(range(300))},
 }
 LEFT_OUT = {
-    "README.md": "tests/test_readme.py runs it",
+    "README.md": "it is run below, on the model that it names",
     "serve.md": "needs openai's client and a server: tests/serving asks its own",
 }
 
@@ -65,6 +65,18 @@ def test_the_python_of_a_document_runs(
     PromptMerger(RuleSet.load(rules / "rules"), 8192, 16).write(tmp_path / "served")
     code = re.sub(r'"umim-smollm2-[\w-]+"', '"umim-docs-llama"', "\n".join(blocks(name, "python")))
     exec(compile(code, name, "exec"), dict(GIVEN[name]))  # noqa: S102  # our own documents
+
+
+def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    need_model()
+    (block,) = blocks("README.md", "python")
+    exec(compile(block, "README.md", "exec"), {})  # noqa: S102  # our own README
+    shown = capsys.readouterr().out
+    text = " ".join(DOCUMENTS["README.md"].read_text("utf-8").split())
+    (promised,) = re.findall(r'answers, "(.*?)"', text)
+    assert promised in shown
+    assert re.search(r"\([12]\d% of the prompt's tokens saved\)", shown)
+    assert re.search(r"\[ ?\w+ \w+", shown)  # a merged span, where there are no colours
 
 
 def command_lines(text: str) -> list[str]:
