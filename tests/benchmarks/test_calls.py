@@ -128,6 +128,7 @@ def test_every_side_is_asked_of_functions_that_no_training_sees(
     assert [q.tools[0]["function"]["name"] for q in questions] == ["unseen"] * len(SETS)
     assert not list(read_questions(tmp_path, 5, after=1))
     questions = questions[:2]
+    monkeypatch.setattr("benchmarks.calls.NEW", 8)
     umim = UMIM.from_pretrained("umim-docs-llama", dtype="float32")
     umim = UMIM(umim.backbone, umim.checkpoint.recommending("prompt", 0, ["tools"]))
     tokenizer = umim.backbone.require_tokenizer()

@@ -78,6 +78,8 @@ TABLE = {
     **{"settings": [{"name": "base", "merge": "none"}], "tasks": ["piqa"]},
 }
 SHORTENED = {"name": "a", "merge": "prompt", "method": "truncation"}
+CURVES = {"name": "c", "kind": "adaptation", "questions": DOCS, "taus": [5], **GOOD["adapt"]}
+CURVES |= {"checkpoints": ["umim-docs-llama"]}
 REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
     "pipeline": (
         GOOD,
@@ -157,6 +159,17 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
         TABLE | {"tasks": [], "settings": [], "texts": {"a": {"source": FILES["train"]}}},
         [
             ("texts", {}, "name tasks with settings, or texts"),
+        ],
+    ),
+    "adaptation": (
+        CURVES,
+        [
+            ("taus", [5, 5], "taus: must all be different"),
+            ("taus", [0], "taus"),
+            ("checkpoints", [], "checkpoints"),
+            ("part", "sequence", "leave out part"),
+            ("seed", 5, "name them as seeds, not as seed"),
+            ("cluster", {"workers": 3}, "cluster.workers must divide"),
         ],
     ),
 }

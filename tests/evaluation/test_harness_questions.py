@@ -188,15 +188,17 @@ def test_ruler_draws_the_same_questions_again(monkeypatch: pytest.MonkeyPatch) -
     words = SimpleNamespace(_categories={kind: [f"{kind}{n}" for n in range(20)] for kind in kinds})
     monkeypatch.setitem(sys.modules, "wonderwords", SimpleNamespace(RandomWord=lambda: words))
     monkeypatch.setattr("nltk.data.find", lambda _: None)  # nothing is downloaded
+    assert lm_eval_tasks._RULER_TOKENS == 4096  # it takes four times as long
+    monkeypatch.setattr(lm_eval_tasks, "_RULER_TOKENS", 1024)
     tokenizer = load_tokenizer("umim-docs-llama")
     with drawing_thread():
         tasks = [load_ruler("ruler_cwe", tokenizer, seed) for seed in (0, 0, 1)]
     first, again, other = (list(task.eval_docs) for task in tasks)
     assert first == again != other
     answer = ", ".join(first[0]["outputs"][:5])
-    assert tasks[0].process_results(first[0], [answer]) == {"4096": 0.5}
+    assert tasks[0].process_results(first[0], [answer])["1024"] == 0.5
     asked = question_set(QuestionSource("ruler_cwe", backbone="umim-docs-llama"))
-    assert (asked.count, asked.metrics) == (500, ("4096",))
+    assert (asked.count, asked.metrics) == (500, ("1024",))
     recipe = find_recipe("tables/long-context-ruler-qwen")
     assert isinstance(recipe, TableRecipe)
     assert "tokenizer" in TableQuestions(recipe, "ruler_cwe").digests

@@ -9,6 +9,7 @@ import errno
 import json
 import math
 import os
+import pickle
 import shutil
 import struct
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.pickle_bomb import PickleBomb
 from umim_core.errors import ArtifactError
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import (
@@ -397,17 +399,20 @@ def _declare(shape: str) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
-def test_a_file_that_is_no_array_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.npy"
+def test_a_file_that_is_no_array_is_refused_and_no_pickle_is_run(tmp_path: Path) -> None:
+    path, fired = tmp_path / "x.npy", tmp_path / "fired"
+    raw = pickle.dumps(PickleBomb(fired))
+    pickle.loads(raw)  # noqa: S301  the bomb works
+    fired.unlink()
     np.save(path, np.arange(9), allow_pickle=False)
     whole = path.read_bytes()
-    np.save(path, np.array([{}], dtype=object), allow_pickle=True)
+    np.save(path, np.array([PickleBomb(fired)], dtype=object), allow_pickle=True)
     objects = path.read_bytes()
     np.savez(tmp_path / "archive.npz", a=np.arange(3))
     contents = [
         *(whole[:cut] for cut in (0, 5, 9, 40, 127, 130)),
         whole + b"\0",
-        *(objects, (tmp_path / "archive.npz").read_bytes(), b"\x93NUMPY\x01\x00\xff\xffshort"),
+        *(objects, raw, (tmp_path / "archive.npz").read_bytes(), b"\x93NUMPY\x01\x00\xff\xffshort"),
         *map(_declare, (f"({1 << 60},)", f"({1 << 70},)", "(5", "(5,), 7: 8")),
     ]
     for content in contents:
@@ -417,3 +422,4 @@ def test_a_file_that_is_no_array_is_refused(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ArtifactError, match=r"x\.npy must be an \.npy array; got .*No such file"):
         open_array(path)
+    assert not fired.exists()

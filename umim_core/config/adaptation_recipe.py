@@ -121,7 +121,7 @@ class AdaptationRecipe(RunRecipe):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if "seed" in self.model_fields_set:
+        if self.seed:  # 0 stands in every recipe that was saved whole
             raise ValueError("every seed trains all settings: name them as seeds, not as seed")
         if self.part != "context" and isinstance(self.questions, DocstringQuestions):
             raise ValueError("the embedded task merges the context: leave out part")

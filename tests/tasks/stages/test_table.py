@@ -399,8 +399,3 @@ def test_programs_that_nobody_confirmed_and_rules_that_cannot_be_mined_are_refus
     recipe = generated_table(Path("umim-docs-llama"), programs, **changes)
     with pytest.raises(ConfigError, match=message):
         run_table(tmp_path / "root", recipe)
-
-
-def test_a_target_needs_a_baseline() -> None:
-    with pytest.raises(ValueError, match="name one as method"):
-        TableSetting(name="a", merge="prompt", target_tr=0.1)

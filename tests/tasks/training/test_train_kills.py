@@ -144,7 +144,7 @@ class Unreadable(PosixPath):
 def resume_seeing(rank: int, run: Run, folder: Path, torn: str = "") -> None:
     """Save two states, resume and write down from which step; rank 1 sees that folder.
 
-    The file ``torn`` of the newest state loses its end before.
+    One bit of the file ``torn`` of the newest state is another one by then.
     """
     objective = run.objective()
     strategy = make_strategy(run.strategy, objective, run.config)
@@ -152,7 +152,8 @@ def resume_seeing(rank: int, run: Run, folder: Path, torn: str = "") -> None:
         save(objective, strategy, run.folder, Progress(step=step), {})
     if torn and rank == 0:  # the other waits for what this one finds
         file = run.folder / "step-00000006" / torn
-        file.write_bytes(file.read_bytes()[:-2])
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     progress, _ = resume(objective, strategy, folder if rank == 1 else run.folder)
     (run.folder / f"rank-{rank}-resumes").write_text(str(progress.step))
 
