@@ -31,6 +31,7 @@ from umim_core.model.compression import Compression
 from umim_core.model.generation_output import GenerationOutput
 from umim_core.model.hub import upload_checkpoint
 from umim_core.model.inputs import (
+    Item,
     Mask,
     PromptInput,
     encode_prefix,
@@ -174,8 +175,8 @@ class UMIM:
                 positions do not suffice.
         """
         chosen = GenerateOptions.of(options, changes)
-        inputs = (prompts, input_ids, attention_mask, add_special_tokens, tools)
-        return exhaust(self._steps(*inputs, past, chosen))
+        items = self._items(prompts, input_ids, attention_mask)
+        return exhaust(self._steps(items, chosen, past, add_special_tokens, tools))
 
     def stream(
         self,
@@ -204,8 +205,8 @@ class UMIM:
         """
         chosen = GenerateOptions.of(options, changes)
         text = TextStream(partial(decode, self.backbone.require_tokenizer()))
-        inputs = (prompt, input_ids, attention_mask, add_special_tokens, tools)
-        steps = self._steps(*inputs, past, chosen, one_row=True)
+        items = self._items(prompt, input_ids, attention_mask)
+        steps = self._steps(items, chosen, past, add_special_tokens, tools, one_row=True)
         while True:
             try:
                 rows = next(steps)
@@ -263,24 +264,27 @@ class UMIM:
         roles = config.roles if options.roles is None else options.roles
         return replace(options, merge=merge, raw_tail=raw_tail), roles
 
+    def _items(
+        self, prompts: PromptInput | None, input_ids: PromptInput | None, mask: Mask | None
+    ) -> list[Item]:
+        items = prompt_items(prompts, input_ids, mask)
+        if mask is None and not isinstance(prompts, Mapping):
+            warn_of_padding(items, self.backbone)
+        return items
+
     def _steps(
         self,
-        prompts: PromptInput | None,
-        input_ids: PromptInput | None,
-        mask: Mask | None,
+        items: Sequence[Item],
+        options: GenerateOptions,
+        past: GenerationState | None,
         add_special_tokens: bool | None,
         tools: Tools | None,
-        past: GenerationState | None,
-        options: GenerateOptions,
         one_row: bool = False,
     ) -> Generator[list[Row], None, GenerationOutput]:
         known = past is None or isinstance(past, GenerationState)
         rule = "past must be a state or a prefix"
         remedy = "Pass output.state, or what umim.prefix returned."
         require(known, GenerationError, rule, type(past).__name__, remedy)
-        items = prompt_items(prompts, input_ids, mask)
-        if mask is None and not isinstance(prompts, Mapping):
-            warn_of_padding(items, self.backbone)
         options, roles = self._recommended(options.of_model(self.backbone))
         rows = len(items) * options.samples
         rule, remedy = "a stream is of one row", "Stream one prompt and one sample."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Final, TypeVar
@@ -9,7 +10,7 @@ from typing import Annotated, Final, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from umim_core.errors import ArtifactError
-from umim_core.store.artifacts import json_digest
+from umim_core.store.artifacts import sha256_bytes
 from umim_core.store.disk import read_bytes, user_cache, write_bytes
 
 T = TypeVar("T")
@@ -23,7 +24,8 @@ def remembered(folder: str, key: object, kind: TypeAdapter[T], make: Callable[[]
     The key is everything that the value depends on, as JSON. What is not of the kind is damaged,
     and made again.
     """
-    record = user_cache() / folder / f"{json_digest(key)}.json"
+    text = json.dumps(key, sort_keys=True, separators=(",", ":"))  # of paths that are no UTF-8, too
+    record = user_cache() / folder / f"{sha256_bytes(text.encode())}.json"
     with suppress(OSError, ValidationError):
         return kind.validate_json(read_bytes(record, _MOST_BYTES))
     value = make()
