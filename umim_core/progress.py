@@ -50,10 +50,9 @@ def leave_note(state: Path, step: int, total: int, text: str, points: Points | N
 def listening(listener: Listener, label: str = "") -> Iterator[None]:
     """Give a listener the numbers of every run that is followed in the block, by and by.
 
-    Args:
-        listener: Called from another thread with the points that are new, every ten seconds at
-            most, and with the last ones. It must not raise.
-        label: What the block works on, for lines of runs that go on at the same time.
+    It is called from another thread with the points that are new, every ten seconds at most, and
+    with the last ones; it must not raise. ``label`` is what the block works on, for lines of runs
+    that go on at the same time.
     """
     token = _listening.set((listener, label))
     try:
@@ -130,15 +129,10 @@ class ProgressLines:
         self._next = 0.0
 
     def see(self, step: int, total: int, text: str) -> str | None:
-        """Take where the work stands; call it as often as you like.
+        """Take how many steps of ``total`` are done; call it as often as you like.
 
-        Args:
-            step: Steps (or other units) done.
-            total: Steps in all; another number begins another piece of work. 0: not known yet.
-            text: What is being done, with the newest loss where there is one.
-
-        Returns:
-            A line to log, or None where the last one is recent.
+        Another total begins another piece of work; it is 0 where it is not known yet. Returned is a
+        line to log, or None where the last one is recent.
         """
         now = self._clock()
         silent = self._total is not None and now < self._next

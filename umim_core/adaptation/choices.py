@@ -151,17 +151,11 @@ def mine_task_rules(
     excluded: Iterable[int] = (),
     tokenizer_fingerprint: str | None = None,
 ) -> RuleSet:
-    """Mine the bigrams of a task.
+    """Mine the bigrams of a task: of what may merge of its training questions, each a segment.
 
-    Args:
-        questions: Training questions.
-        encode: Text to token ids, without special tokens.
-        options: Threshold and filters of n-grams; segments are questions. The paper takes tau
-            2000, 200, 50, 5 and 1 for HellaSwag, 5 for ARC, and no overlap filter.
-        form: Prompt, delimiter and merged part; bigrams of what may merge are counted.
-        max_length: Most tokens of a question and one answer; longer ones lose their beginning.
-        excluded: Ids that take part in no rule.
-        tokenizer_fingerprint: Recorded, as is the digest of the counted ids.
+    ``encode`` adds no special tokens; questions with an answer that are longer than ``max_length``
+    tokens lose their beginning. The paper takes tau 2000, 200, 50, 5 and 1 for HellaSwag, 5 for
+    ARC, and no overlap filter.
     """
     ids, offsets = flat(
         [ids[:mergeable] for ids, mergeable in task_sequences(questions, encode, form, max_length)]

@@ -77,7 +77,6 @@ class Backbone:
 
     Attributes:
         name: As it was asked for ("umim-docs-llama", a directory, a hub repository).
-        revision: Hub revision, or None.
         model: The transformers model; no parameter requires a gradient; evaluation mode.
         tokenizer: Its tokenizer, or None for models built in memory.
         identity: Architecture, configuration and weights in digests.
@@ -300,14 +299,9 @@ def load_backbone(
 ) -> Backbone:
     """Load and freeze a causal language model.
 
-    Args:
-        name: Embedded or packaged name, directory, GGUF file or hub repository.
-        revision: Hub revision to pin.
-        dtype: A key of ``DTYPES``, ``published`` for what the weights were published in, or
-            ``auto`` for the fastest of the device (``fastest_dtype``).
-        device: A torch device; the CPU if not given.
-        attn_implementation: ``eager`` or ``sdpa``.
-        local_files_only: Whether the network must not be asked.
+    ``name`` is an embedded or packaged name, a directory, a GGUF file or a hub repository,
+    ``dtype`` a key of ``DTYPES``, ``published`` for what the weights were published in, or ``auto``
+    for the fastest of the device (``fastest_dtype``), which is the CPU if not given.
     """
     device = usable_device("cpu" if device is None else device)
     check_dtype(dtype)

@@ -50,8 +50,7 @@ class CheckpointConfig(ModuleForm):
 
     Attributes:
         unit_positions: Positions of units in the backbone, in training and ever after.
-        backbone_fingerprint: SHA-256 of its architecture and weights.
-        backbone_model: What the fingerprint was made of.
+        backbone_fingerprint: SHA-256 of its architecture and weights; ``backbone_model`` explains.
         training: How it was trained (steps, seed, final losses), free form.
         decode_max_damage: Most price of the rules that generated tokens merge by, in nats per saved
             token, where a caller does not say it; None for all rules.

@@ -152,7 +152,6 @@ class GenerationState:
     the cache's memory, beside the copy's, until it is released or forgotten.
 
     Attributes:
-        raw_ids: Raw ids of each row.
         cache: The columns; None once the state was released.
         merged_model: The model that wrote them.
         all_fed: Whether the last tokens were fed, too.

@@ -86,12 +86,9 @@ class Matcher:
     def segment_many(
         self, ids: NDArray[np.integer], offsets: Ints, *, threads: int = 1
     ) -> tuple[Ints, Ints, Ints]:
-        """Cut many sequences at once; no unit crosses a border. Threads share the sequences.
+        """Cut many sequences at once, flat ids [T] with borders [B + 1] (int64) that none crosses.
 
-        Args:
-            ids: Token ids of all sequences, flat [T].
-            offsets: Borders [B + 1] (int64), first 0, last T, never falling.
-            threads: How many; the result is the same.
+        Threads share the sequences; the result is the same.
 
         Returns:
             Starts [S] (positions in the flat array), lengths [S], and unit borders [B + 1].

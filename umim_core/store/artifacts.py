@@ -135,14 +135,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def write_manifest(directory: Path, *, kind: str, schema: int, body: Mapping[str, object]) -> str:
     """Write ``manifest.json``: the sizes and digests of all files, which must be in place.
 
-    Args:
-        directory: The artifact.
-        kind: What it is ("rules", "stage", "checkpoint").
-        schema: Version of the layout; readers refuse any other.
-        body: Further fields, JSON types only.
-
-    Returns:
-        The digest of the payload.
+    Readers refuse another kind ("rules", "stage", "checkpoint") and any other ``schema``, the
+    version of the layout. Returned is the digest of the payload.
     """
     files = payload_files(directory)
     sums = {name: sha256_file(path) for name, path in files.items()}

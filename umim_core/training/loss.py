@@ -176,12 +176,10 @@ def distill_loss(
 ) -> BatchLoss:
     """Return the loss sums over aligned rows; zero, and without NaN, for R = 0.
 
-    Args:
-        student: Hidden states of the student at the aligned rows [R, d]; carries the gradient.
-        teacher: Hidden states of the teacher at the same rows [R, d].
-        backbone: Supplies the frozen head. In half precision it stays so on a GPU, where products
-            of halves give float32 logits, and is widened on a CPU.
-        chunk: Rows C whose logits are held at once; None chooses by the kind of device.
+    Student and teacher are hidden states at the same rows [R, d]; the first carries the gradient.
+    The backbone's head in half precision stays so on a GPU, where products of halves give float32
+    logits, and is widened on a CPU. Logits of ``chunk`` rows C are held at once; None chooses by
+    the kind of device.
     """
     weight, bias, device = backbone.head_weight, backbone.head_bias, student.device.type
     if device == "cpu":

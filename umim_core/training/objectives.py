@@ -51,12 +51,9 @@ PROMPT_STATES: Final = 96  # before a row's reply that have loss, at most
 
 
 class TrainingRow(NamedTuple):
-    """A row of a batch.
+    """A row of a batch: raw ids [T], their units, and the raw positions [T] that count.
 
-    Attributes:
-        ids: Raw ids [T].
-        cut: Their units.
-        states: Raw positions [T] at which units that end there have loss, from the first merge on.
+    Units that end at one of these ``states`` have loss, from the first merge on.
     """
 
     ids: NDArray[np.integer]
