@@ -45,21 +45,12 @@ class ModuleForm(Model):
 
     module_positions: Positions = "none"
     """What the module sees of a token's offset in its span: nothing, or a vector."""
-    depth: Depth = Field(
-        default=1,
-        description="Layers over a span before it is pooled: 1 projects each token, 3 puts two "
-        "of self-attention before that.",
-    )
-    kind: Literal["attention", "linear"] = Field(
-        default=PAPER,
-        description="How a span becomes one embedding: tokens are projected and pooled by "
-        "attention, or lie side by side before one linear layer.",
-    )
-    residual: Residual = Field(
-        default="none",
-        description="What the module adds to: nothing, the span's last token, or an average with "
-        "weights 1, 2, 4, 8.",
-    )
+    depth: Depth = 1
+    """Layers before a span is pooled: 1 projects each token, 3 puts two of self-attention first."""
+    kind: Literal["attention", "linear"] = PAPER
+    """How a span becomes one embedding: pooled by attention, or one linear layer over it."""
+    residual: Residual = "none"
+    """What the module adds to: nothing, the last token, or an average with weights 1, 2, 4, 8."""
     rule_rows: AtLeast0 = 0
     """Most frequent rules that have a learned vector each, added to the module's."""
     unit_positions: UnitPositions = "compact"

@@ -250,11 +250,8 @@ class Recipe(RunRecipe):
     benchmark: BenchmarkConfig | None = None
     shipped: tuple[str, ...] = ()
     """Trained checkpoints shown as extra rows."""
-    headline: HeadlineConfig | None = Field(
-        None,
-        description="A shipped checkpoint of a larger model, shown first; it is left out where "
-        "its backbone is not to be had.",
-    )
+    headline: HeadlineConfig | None = None
+    """A shipped checkpoint of a larger model, shown first where its backbone is to be had."""
     hardware: HardwareConfig | None = None
     """GPUs it is meant for; --dry-run tells whether the training fits."""
 
