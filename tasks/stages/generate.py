@@ -26,11 +26,11 @@ from umim_core.progress import followed, leave_note
 from umim_core.store.artifacts import sha256_bytes, sha256_file
 from umim_core.store.publication import STATE
 from umim_core.synthetic_corpora.questions import (
-    Prompter,
     Selection,
     TrajectoryRow,
     has_selection,
     iter_rows,
+    prompt_ids,
     read_selection,
     select_questions,
     shard_path,
@@ -85,7 +85,7 @@ def generate_stage(out: Path, site: Site, *, generation: Generation) -> Metrics:
     corpus = generation.corpus
     if not has_selection(out):
         tokenizer = load_tokenizer(corpus.model, revision=corpus.revision)
-        selected = select_questions(corpus, Prompter(tokenizer, corpus))
+        selected = select_questions(corpus, tokenizer)
         generation.questions.check_unchanged("questions changed while they were selected")
         write_selection(out, selected)
     selection, state, device = read_selection(out), out / STATE, site.device
@@ -104,13 +104,12 @@ def generate_stage(out: Path, site: Site, *, generation: Generation) -> Metrics:
             backbone = load_backbone(
                 corpus.model, revision=corpus.revision, dtype=corpus.dtype, device=device
             )
-            prompter = Prompter(backbone.require_tokenizer(), corpus)
             questions = read_selection(out)
             for number in numbers:
                 first = number * corpus.shard_questions
                 texts = questions.texts[first : first + corpus.shard_questions]
                 if not shard_path(out, number).is_file():
-                    write_shard(out, number, _rows(backbone, prompter, corpus, texts, first))
+                    write_shard(out, number, _rows(backbone, corpus, texts, first))
                 if notes:
                     done = sum(shard_path(out, other).is_file() for other in shards)
                     leave_note(state, done, len(shards), "sampling")
@@ -130,14 +129,11 @@ def generate_stage(out: Path, site: Site, *, generation: Generation) -> Metrics:
 
 
 def _rows(
-    backbone: Backbone,
-    prompter: Prompter,
-    corpus: GeneratedCorpus,
-    texts: Sequence[str],
-    first: int,
+    backbone: Backbone, corpus: GeneratedCorpus, texts: Sequence[str], first: int
 ) -> list[TrajectoryRow]:
     """Return the trajectories of questions, of which the first has a number in the corpus."""
-    prompts = [prompter.prompt(text) for text in texts]
+    tokenizer = backbone.require_tokenizer()
+    prompts = [prompt_ids(text, corpus, tokenizer) for text in texts]
     sampled = sample_trajectories(backbone, prompts, corpus, corpus.seed, first=first)
     return [
         TrajectoryRow(

@@ -11,12 +11,12 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from umim_core.config.corpus import GeneratedCorpus, SplitFractions
-from umim_core.errors import ArtifactError
+from umim_core.errors import ArtifactError, ConfigError
 from umim_core.synthetic_corpora.questions import (
-    Prompter,
     Selection,
     TrajectoryRow,
     iter_rows,
+    prompt_ids,
     read_selection,
     select_questions,
     shard_path,
@@ -41,7 +41,7 @@ def test_a_template_replaces_the_question_alone(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     config = corpus(tmp_path, [], template="w1 {question} w2 {0}")
-    assert Prompter(tiny_tokenizer, config).prompt("w5 w6") == [1, 5, 6, 2, 0]
+    assert prompt_ids("w5 w6", config, tiny_tokenizer) == [1, 5, 6, 2, 0]
 
 
 def test_a_chat_template_frames_the_question(
@@ -53,7 +53,12 @@ def test_a_chat_template_frames_the_question(
         "{% if add_generation_prompt %}w31{% endif %}"
     )
     config = corpus(tmp_path, [], template="w1 {question}", chat="template")
-    assert Prompter(tokenizer, config).prompt("w5") == [30, 1, 5, 31]
+    assert prompt_ids("w5", config, tokenizer) == [30, 1, 5, 31]
+
+
+def test_a_chat_needs_a_template(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ConfigError, match="needs a tokenizer with a chat template; got tiny"):
+        select_questions(corpus(tmp_path, ["w1"], chat="template"), tiny_tokenizer)
 
 
 def test_long_and_repeated_questions_are_left_out_and_counted(
@@ -61,7 +66,7 @@ def test_long_and_repeated_questions_are_left_out_and_counted(
 ) -> None:
     asked = ["w1", "w1 w2 w3 w4", "w1 w2 w3 w4 w5", "w1", " ", "w7", "w8 w8 w8 w8 w8 w8"]
     config = corpus(tmp_path, asked)
-    found = select_questions(config, Prompter(tiny_tokenizer, config))
+    found = select_questions(config, tiny_tokenizer)
     assert found.texts == ["w1", "w1 w2 w3 w4", "w7"]
     assert (found.too_long, found.duplicates, found.bad_rows) == (2, 1, 1)
 
@@ -71,7 +76,7 @@ def test_a_prompt_must_leave_room_for_an_answer(
 ) -> None:
     asked = ["w1", "w2", "w3", "w1 w2"]
     config = corpus(tmp_path, asked, template="w9 " * 18 + "{question}")
-    found = select_questions(config, Prompter(tiny_tokenizer, config))
+    found = select_questions(config, tiny_tokenizer)
     assert (found.texts, found.too_long) == (["w1", "w2", "w3"], 1)
 
 

@@ -16,40 +16,21 @@ from umim_core.store.artifacts import described, read_json, write_json
 from umim_core.store.disk import write_rows
 from umim_core.text.documents import BadRows
 from umim_core.text.sources import iter_documents
-from umim_core.text.template_process import template_for
+from umim_core.text.template_process import render_chat, template_for
 from umim_core.text.token_ids import encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Prompter:
-    """Turn questions into the token ids that a model continues."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, corpus: GeneratedCorpus) -> None:
-        require(
-            corpus.chat == "none" or template_for(tokenizer) is not None,
-            ConfigError,
-            "chat 'template' needs a tokenizer with a chat template",
-            corpus.model,
-            "Use chat 'none', or a model that was trained for chats.",
-        )
-        self.tokenizer = tokenizer
-        self._template = corpus.template
-        self._chat = corpus.chat
-
-    def prompt(self, question: str) -> list[int]:
-        """Return the token ids of a question's prompt, with the tokens a text begins with."""
-        text = self._template.replace(QUESTION_FIELD, question)
-        if self._chat == "template":
-            turn = [{"role": "user", "content": text}]
-            text = str(
-                self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-            )
-        # A chat template writes the first tokens itself.
-        encoding = self.tokenizer(text, add_special_tokens=self._chat == "none", verbose=False)
-        ids: list[int] = encoding["input_ids"]
-        return ids
+def prompt_ids(
+    question: str, corpus: GeneratedCorpus, tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """Return the token ids of a question's prompt, with the tokens a text begins with."""
+    text = corpus.template.replace(QUESTION_FIELD, question)
+    if corpus.chat == "template":  # it writes the first tokens itself
+        return encode(tokenizer, render_chat([{"role": "user", "content": text}], tokenizer))
+    return encode(tokenizer, text, True)
 
 
 @dataclass
@@ -62,8 +43,12 @@ class Selection:
     bad_rows: int = 0
 
 
-def select_questions(corpus: GeneratedCorpus, prompter: Prompter) -> Selection:
+def select_questions(corpus: GeneratedCorpus, tokenizer: PreTrainedTokenizerBase) -> Selection:
     """Read the questions of all sources."""
+    rule = "chat 'template' needs a tokenizer with a chat template"
+    fits = corpus.chat == "none" or template_for(tokenizer) is not None
+    remedy = "Use chat 'none', or a model that was trained for chats."
+    require(fits, ConfigError, rule, corpus.model, remedy)
     selection = Selection()
     seen: set[str] = set()
     for source in corpus.questions:
@@ -73,9 +58,9 @@ def select_questions(corpus: GeneratedCorpus, prompter: Prompter) -> Selection:
                 selection.duplicates += 1
                 continue
             seen.add(text)
-            tokens = len(encode(prompter.tokenizer, text))
+            tokens = len(encode(tokenizer, text))
             room = tokens <= corpus.max_question_tokens and (
-                len(prompter.prompt(text)) < corpus.max_tokens
+                len(prompt_ids(text, corpus, tokenizer)) < corpus.max_tokens
             )
             if room and tokens:
                 selection.texts.append(text)
