@@ -28,9 +28,9 @@ from umim_core.errors import ArtifactError, BackboneError, CheckpointError, Conf
 from umim_core.evaluation.model_args import check_modes
 from umim_core.rules.protect import compiled_pattern
 from umim_core.rules.ruleset import RULES_SCHEMA
-from umim_core.store.artifacts import read_manifest
+from umim_core.store.artifacts import MANIFEST, read_manifest
 from umim_core.task_sets.spec import SPLITS, QuestionForm
-from umim_core.text.sources import HubDataset
+from umim_core.text.sources import HubDataset, Source
 
 _MINING: Final = "umim-mine"  # it needs no device
 _WHOLE: Final = "umim"  # it alone measures shipped checkpoints
@@ -94,12 +94,18 @@ def check_settings(recipe: TableRecipe) -> None:
 def check_named(recipe: RunRecipe, flow_name: str) -> None:
     """Refuse what a recipe names and is not there: a flow would miss it after hours."""
     checkpoints: Sequence[str] = ()
+    sources: list[Source] = []
     if isinstance(recipe, Recipe):
         checkpoints = recipe.shipped if flow_name == _WHOLE else ()
         for pattern in recipe.mining.protect:
             compiled_pattern(pattern)
         for rules in (cell.rules for cell in recipe.cells if cell.rules is not None):
+            rule, remedy = "the rules of a cell must be a rule directory", "Correct the path."
+            require((Path(rules) / MANIFEST).is_file(), ConfigError, rule, rules, remedy)
             read_manifest(Path(rules), kind="rules", schema=RULES_SCHEMA, verify=False)
+        sources += recipe.corpus.sources().values()
+        if isinstance(recipe.corpus, GeneratedCorpus):
+            sources += recipe.corpus.questions
     elif isinstance(recipe, AdaptationRecipe):
         checkpoints = recipe.checkpoints
     elif isinstance(recipe, TableRecipe):
@@ -108,11 +114,12 @@ def check_named(recipe: RunRecipe, flow_name: str) -> None:
             check_place("backbone", recipe.backbone, CONFIG_NAME, None)
         for pattern in (pattern for setting in recipe.settings for pattern in setting.protect):
             compiled_pattern(pattern)
-        for text in recipe.texts.values():
-            if not isinstance(text.source, HubDataset):
-                text.source.files()
+        sources += [text.source for text in recipe.texts.values()]
     for name in checkpoints:
         resolve_checkpoint(name)
+    for source in sources:
+        if not isinstance(source, HubDataset):
+            source.files()
 
 
 def check_positions(recipe: Recipe, *, planned: bool = False) -> list[str]:

@@ -38,7 +38,6 @@ from umim_core.text.tokens import IDS, TokenFiles, check_known
 
 _RECORD = "sources.json"
 DOCSTRING_OOD = ("ood_math", "ood_stdlib")
-OOD = "ood_"  # before the name of an out-of-domain split
 PART = "part_"  # before the name of a mixture's part, for its own test split
 RECORD: Final = "mixture.json"
 _LATER: Final = "applied where the text is tokenised"
@@ -52,19 +51,7 @@ class CorpusText:
 
     @cached_property
     def files(self) -> ReadFiles:
-        """The sources that are read in place: by split, of a mixture by ``<part>.<split>``."""
-        corpus, sources = self.corpus, dict[str, Source]()
-        if isinstance(corpus, DocstringCorpus):
-            return ReadFiles({})
-        if isinstance(corpus, MixtureCorpus):
-            own = {name: part for name, part in corpus.parts.items() if isinstance(part, TextPart)}
-            return ReadFiles(
-                {f"{n}.{s}": part.source(s) for n, part in own.items() for s in SPLITS}
-            )
-        if isinstance(corpus, FilesCorpus):
-            sources = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
-        further = {f"{OOD}{name}": source for name, source in corpus.out_of_domain.items()}
-        return ReadFiles(sources | further)
+        return ReadFiles(self.corpus.sources())
 
     def identity(self) -> dict[str, object]:
         corpus = self.corpus

@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from tasks.run.stage import Artifact, Metrics, Site, machine_name, stage
-from tasks.stages.corpus import OOD, PART, split_tokens, splits_with
+from tasks.stages.corpus import PART, split_tokens, splits_with
 from tasks.stages.named import NamedCheckpoint, Questions
+from umim_core.config.corpus import OOD
 from umim_core.config.evaluate import BenchmarkConfig, EvaluateConfig, Segments
 from umim_core.config.form import Merge
 from umim_core.evaluation.alignment import evaluate_alignment

@@ -29,9 +29,17 @@ from tasks.stages.mine import given_rules_stage
 from tasks.stages.named import NamedRules, NamedTokenizer
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.config.recipe import Recipe
-from umim_core.errors import BackboneError, ClusterError, ConfigError, ResourceLimitError
+from umim_core.errors import (
+    BackboneError,
+    ClusterError,
+    ConfigError,
+    CorpusError,
+    ResourceLimitError,
+    UmimError,
+)
 
 RESULTS = ROOT / "docs" / "results"
+ABSENT = {"kind": "text", "paths": ["nowhere.txt"]}
 PART = ("--flow", "mine", "--dry-run")
 
 
@@ -100,6 +108,35 @@ def test_a_dry_run_refuses_a_backbone_that_does_not_exist(
     done = flows("run", str(tmp_path / "own.yaml"), "--dry-run")
     assert isinstance(done.exception, BackboneError)
     assert repr(backbone) in str(done.exception) and done.exception.remedy == remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"corpus": {"kind": "files"} | dict.fromkeys(("train", "valid", "test"), ABSENT)},
+            CorpusError,
+            "a corpus file must exist; got nowhere.txt",
+        ),
+        (
+            {"corpus": {"kind": "generated", "questions": [ABSENT], "model": "umim-docs-llama"}},
+            CorpusError,
+            "a corpus file must exist; got nowhere.txt",
+        ),
+        (
+            {"cells": [{"backbone": "umim-docs-llama", "rules": "nowhere"}]},
+            ConfigError,
+            "the rules of a cell must be a rule directory; got nowhere",
+        ),
+    ],
+    ids=["a corpus", "questions", "rules"],
+)
+def test_a_dry_run_refuses_files_that_do_not_exist(
+    tmp_path: Path, change: dict[str, object], error: type[UmimError], message: str
+) -> None:
+    recipe = least_recipe(task=None, **change).model_dump(mode="json", exclude_unset=True)
+    done = flows("run", write(recipe, tmp_path), "--dry-run")
+    assert isinstance(done.exception, error) and message in str(done.exception)
 
 
 BASELINE = {"name": "another", "merge": "prompt", "method": "truncaton"}

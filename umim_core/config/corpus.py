@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +12,7 @@ from umim_core.config.model_base import AtLeast1, Model, Seed
 from umim_core.embedded.docstring_corpus import OUT_OF_DOMAIN_PACKAGES, TRAINING_PACKAGES
 from umim_core.text.sources import DocumentSource, Source
 
+OOD: Final = "ood_"  # before the name of an out-of-domain split
 QUESTION_FIELD: Final = "{question}"
 Split = Literal["train", "valid", "test"]
 SPLITS: Final[tuple[Split, ...]] = ("train", "valid", "test")
@@ -27,6 +29,10 @@ PartName = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=32)]
 Licence = Annotated[str, Field(description="Licence of its text, for the checkpoint's card.")]
 
 
+def _named_apart(sources: Mapping[str, Source]) -> dict[str, Source]:
+    return {f"{OOD}{name}": source for name, source in sources.items()}
+
+
 class DocstringCorpus(Model):
     """The embedded corpus: docstrings of the installed Python stack."""
 
@@ -36,6 +42,10 @@ class DocstringCorpus(Model):
     out_of_domain: tuple[str, ...] = OUT_OF_DOMAIN_PACKAGES
     """Packages of the out-of-domain split ood_math."""
     train_tokens: TrainTokens = None
+
+    def sources(self) -> dict[str, Source]:
+        """Return nothing: it is made of installed packages."""
+        return {}
 
 
 class FilesCorpus(Model):
@@ -47,6 +57,11 @@ class FilesCorpus(Model):
     test: Source
     out_of_domain: OutOfDomain
     train_tokens: TrainTokens = None
+
+    def sources(self) -> dict[str, Source]:
+        """Return what is read in place, by split."""
+        own: dict[str, Source] = {split: getattr(self, split) for split in SPLITS}
+        return own | _named_apart(self.out_of_domain)
 
 
 class TextPart(Model):
@@ -88,6 +103,11 @@ class MixtureCorpus(Model):
     max_characters: AtLeast1 = 4096
     """Longer documents are cut, at line ends, before they mix."""
     train_tokens: TrainTokens = None
+
+    def sources(self) -> dict[str, Source]:
+        """Return what is read of its parts, by ``<part>.<split>``."""
+        own = {name: part for name, part in self.parts.items() if isinstance(part, TextPart)}
+        return {f"{name}.{split}": own[name].source(split) for name in own for split in SPLITS}
 
     @property
     def docstrings(self) -> DocstringCorpus | None:
@@ -155,6 +175,10 @@ class GeneratedCorpus(Model):
     """Of the answers and the splits."""
     out_of_domain: OutOfDomain
     train_tokens: TrainTokens = None
+
+    def sources(self) -> dict[str, Source]:
+        """Return what is read in place, by split; the others are written."""
+        return _named_apart(self.out_of_domain)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

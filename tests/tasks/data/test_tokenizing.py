@@ -23,7 +23,6 @@ from tasks.data.tokenizing import (
 )
 from tasks.run.stage import Artifact, Site
 from tasks.stages.corpus import (
-    OOD,
     CorpusText,
     corpus_stage,
     split_tokens,
@@ -33,7 +32,7 @@ from tasks.stages.corpus import (
 from tasks.stages.named import NamedTokenizer
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.config.corpus import FilesCorpus
+from umim_core.config.corpus import OOD, FilesCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ArtifactError, CorpusError, TokenizerMismatchError
 from umim_core.store.artifacts import directory_digest, payload_files, sha256_file
