@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from support.merge_modules import FORMS
+from support.small_recipe import least_recipe
 from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import Cell, Recipe
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
@@ -35,15 +36,7 @@ NO_FIELDS_OF_A_RECIPE = ("segment", "threads")
 
 
 def recipe(cell: dict[str, Any], **fields: object) -> Recipe:
-    return Recipe.model_validate(
-        {
-            "name": "small",
-            "corpus": {"kind": "docstrings"},
-            "cells": [{"backbone": "a", **cell}],
-            "distill": {"max_steps": 1},
-            **fields,
-        }
-    )
+    return least_recipe(cells=[{"backbone": "a", **cell}], **fields)
 
 
 @pytest.mark.parametrize("name", REFUSED)
