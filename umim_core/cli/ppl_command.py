@@ -72,7 +72,6 @@ def ppl(
     require(fits, ConfigError, rule, f"{longest} tokens", "Lower --segment-length.")
     from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
     from umim_core.evaluation.scoring import Scorer
-    from umim_core.store.artifacts import finite_or_none
 
     umim = model.load(device)
     documents = windows[-1].document + 1
@@ -94,12 +93,16 @@ def ppl(
         )
     size = scored_bytes(windows, lead, tokenizer)
     ratio, error = ours.increase_over(base)
+    figures = {
+        "ppl_base": base.ppl,
+        "ppl_umim": ours.ppl,
+        "bits_per_byte_base": base.bits_per_byte(size),
+        "bits_per_byte_umim": ours.bits_per_byte(size),
+        "ppl_ratio": math.exp(ratio),
+    }
     document: dict[str, object] = {
-        "ppl_base": finite_or_none(base.ppl),
-        "ppl_umim": finite_or_none(ours.ppl),
-        "bits_per_byte_base": finite_or_none(base.bits_per_byte(size)),
-        "bits_per_byte_umim": finite_or_none(ours.bits_per_byte(size)),
-        "ppl_ratio": finite_or_none(math.exp(ratio)),
+        # JSON has no number for what is not finite.
+        **{name: value if math.isfinite(value) else None for name, value in figures.items()},
         "ln_ppl_ratio_stderr": error,
         "token_reduction": ours.token_reduction,
         "targets": ours.targets,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -225,8 +224,3 @@ def safe_join(root: Path, name: str) -> Path:
             "an artifact's name must stay inside its root", name, "Use a plain relative name."
         )
     return target
-
-
-def finite_or_none(value: float) -> float | None:
-    """Return ``value``, or None where JSON has no number for it (NaN, infinities)."""
-    return value if math.isfinite(value) else None
