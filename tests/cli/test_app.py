@@ -79,7 +79,13 @@ REFUSED = {
     "import absent --backbone model --out old": "the output directory must not exist",
     "train absent a.txt --rules rules --out old": "the output directory must not exist",
     "tune absent a.txt --out old": "the output directory must not exist",
-    "task-text umim_ruler_1k --tokenizer x --out a.txt": "the output file must not exist; got a.t",
+    **{
+        f"{line} a.txt": "the output file must not exist; got a.txt"
+        for line in (
+            *("task-text umim_ruler_1k --tokenizer x --out", "compress x -c absent --html"),
+            *("generate x -c absent --html", "report a.txt --tokenizer absent --html"),
+        )
+    },
     f"{MINE} --out old": "the output directory must not exist; got old",
     "mine a.txt --out new": "text needs a tokenizer; got none",
     f"{MINE} --backbone x": "--backbone must come with --policy confidence; got --backbone x",

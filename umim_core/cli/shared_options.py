@@ -263,10 +263,12 @@ def resumable() -> Iterator[None]:
 
 
 def check_page(path: Path | None) -> None:
-    """Refuse a page that cannot be written, before the work that it shows."""
+    """Refuse a page that exists or cannot be written, before the work that it shows."""
     from umim_core.store.disk import check_writable
+    from umim_core.store.publication import check_absent
 
-    if path is not None and not os.path.lexists(path):
+    if path is not None and (path.is_file() or not os.path.lexists(path)):  # no device
+        check_absent(path, "file")
         check_writable(path)
 
 
