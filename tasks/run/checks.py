@@ -29,6 +29,7 @@ from umim_core.evaluation.model_args import check_modes
 from umim_core.rules.protect import compiled_pattern
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import MANIFEST, read_manifest
+from umim_core.store.disk import check_writable
 from umim_core.task_sets.spec import SPLITS, QuestionForm
 from umim_core.text.sources import HubDataset, Source
 
@@ -38,7 +39,8 @@ _RAY_CACHE: Final = "runtime_resources"  # of a session: what came with `ray job
 
 
 def check_root(root: Path) -> None:
-    """Refuse an artifact root among the files that Ray unpacked for a job: they go with it."""
+    """Refuse an artifact root that cannot be written, or that goes with the files of a Ray job."""
+    check_writable(root)
     rule = "the artifact root must outlive the Ray job, outside its working directory"
     remedy = "Set UMIM_ROOT in the job's environment to a directory or to an address."
     require(_RAY_CACHE not in root.parts, ConfigError, rule, str(root), remedy)

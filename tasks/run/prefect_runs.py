@@ -42,7 +42,9 @@ def prefect_must_answer() -> Iterator[None]:
     """
     try:
         yield
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, RuntimeError) as error:  # Prefect raises the second from the first
+        if not any(isinstance(one, httpx.HTTPError) for one in (error, error.__cause__)):
+            raise
         rule = "Prefect's server must answer when a flow run begins and ends"
         remedy = "Start it, or unset PREFECT_API_URL; the same command finds its finished stages."
         away = ClusterError(rule, _shown(f"{PREFECT_API_URL.value()}: {error}"), remedy)

@@ -284,10 +284,9 @@ class Tracker:
         if self._missed or unsent:
             lacks = f"{len(self._missed)} records, files of {unsent} stages or checkpoints"
             logger.warning(
-                "MLflow lacks a part of this run: %s (%s). Run the same command again once it "
+                "MLflow lacks a part of this run: %s. Run the same command again once it "
                 "answers: it records what is missing",
                 lacks,
-                self._reason,
             )
 
     def link(self, rows: str = "") -> str:

@@ -7,13 +7,13 @@ import logging
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import httpx
 import pytest
 import yaml
 from click.testing import Result
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect import flow
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from typer.testing import CliRunner
 
 from flows import pipeline_flows
@@ -24,6 +24,7 @@ from support.small_recipe import least_recipe
 from tasks.cluster.lease import ClusterLease
 from tasks.plan.planner import memory_of_cells
 from tasks.run.pipeline import PipelineRun
+from tasks.run.prefect_runs import prefect_must_answer
 from tasks.run.recipes import RECIPES, find_recipe, recipe_names
 from tasks.stages.mine import given_rules_stage
 from tasks.stages.named import NamedRules, NamedTokenizer
@@ -246,12 +247,16 @@ def test_settings_that_do_not_exist_are_refused(
         find_recipe(write(recipe | change, tmp_path))
 
 
-def test_a_flow_whose_server_is_away_says_so() -> None:
-    def flow() -> None:
-        raise httpx.ConnectError("no answer")
-
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/api", "no-address"])
+def test_a_flow_whose_server_is_away_says_so(address: str) -> None:
+    away = {PREFECT_API_URL: address, PREFECT_CLIENT_MAX_RETRIES: 0}
     with (
-        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        temporary_settings(away),
         pytest.raises(ClusterError, match="Prefect's server must answer when a flow run begins"),
     ):
-        pipeline_flows._called(cast(Any, flow))()
+        pipeline_flows._called(flow(lambda: None))()
+
+
+def test_another_error_of_a_flow_is_its_own() -> None:
+    with pytest.raises(RuntimeError, match="of its own"), prefect_must_answer():
+        raise RuntimeError("of its own")

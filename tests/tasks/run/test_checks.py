@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from support.small_recipe import least_recipe
-from tasks.run.checks import check_machine, check_named, check_positions
+from tasks.run.checks import check_machine, check_named, check_positions, check_root
 from tasks.run.pipeline import open_pipeline
 from tasks.run.recipes import find_recipe
 from umim_core.config.recipe import Recipe
-from umim_core.errors import ConfigError, UmimError
+from umim_core.errors import ArtifactError, ConfigError, UmimError
 
 MESSAGE = r"^cluster\.use_gpu needs a CUDA device; got none\. Set it to false"
 AWAY = {"address": "10.0.0.1:6379"}
@@ -113,6 +113,15 @@ def test_a_root_that_goes_with_a_ray_job_is_refused(
     with pytest.raises(ConfigError, match="must outlive the"), open_pipeline(str(path), "umim"):
         pass
     assert not unpacked.exists()
+
+
+@pytest.mark.parametrize("root", ["file", "file/below", "/proc/umim"])
+def test_a_root_that_cannot_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, root: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArtifactError, match="must be writable"):
+        check_root(tmp_path / root)
 
 
 @pytest.mark.parametrize(
