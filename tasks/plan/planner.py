@@ -20,7 +20,7 @@ _GIB: Final = 2.0**30
 
 
 class Planner:
-    """Stands in for a pipeline run: it notes every stage and hands back an empty artifact.
+    """Stands in for a pipeline run: it notes each stage once and hands back an empty artifact.
 
     Artifacts differ: that of the third stage, ``tokenize``, has the path ``3-tokenize``.
     """
@@ -28,13 +28,18 @@ class Planner:
     def __init__(self, recipe: RunRecipe) -> None:
         self.recipe = recipe
         self.steps: list[dict[str, str]] = []
+        self._planned: list[tuple[StageCall, Artifact]] = []
 
     def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
-        name = call.stage.name
-        of = " ".join(part for part in (label, setting) if part)
+        for planned, artifact in self._planned:
+            if planned == call:  # cells of one backbone share its tokens and counts
+                return artifact
+        name, of = call.stage.name, f"{label} {setting}".strip()
         self.steps.append({"stage": name, "of": of or self.recipe.name})
         number = str(len(self.steps))
-        return Artifact(name, number, Path(f"{number}-{name}"), "", executed=False)
+        artifact = Artifact(name, number, Path(f"{number}-{name}"), "", executed=False)
+        self._planned.append((call, artifact))
+        return artifact
 
     def register(self, backbone: str, trained: Artifact) -> None:
         """Register nothing."""
