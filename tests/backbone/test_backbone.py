@@ -84,6 +84,10 @@ def test_the_short_way_to_a_tokenizer_gives_what_transformers_gives(name: str) -
         ("a/b/c", "a path that does not exist"),
         ("nosuch", "'nosuch', neither a directory nor downloaded before"),
         ("umim-docs-lama", "Did you mean 'umim-docs-llama'?"),
+        (
+            "umim-qwen-coder-0.5b",
+            "a checkpoint. Name its model, qwen2.5-coder-0.5b-instruct-q4_k_m.gguf.",
+        ),
         *(
             (name, "Name no address, user or password.")
             for name in (

@@ -232,6 +232,9 @@ def check_place(
         return where
     if os.path.exists(name):
         raise _nowhere(what, f"{name!r}, a file", "Name a .gguf file or a model's directory.")
+    if (checkpoint := embedded_path(name, "checkpoint")) is not None:
+        model = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["backbone"]
+        raise _nowhere(what, f"{name!r}, a checkpoint", f"Name its model, {model}.")
     if is_bare(name):
         value = f"{name!r}, a file that does not exist"
         raise _nowhere(what, value, f"Put it into {models_root()}, or name its path.")

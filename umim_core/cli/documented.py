@@ -47,7 +47,8 @@ _COMMON: Final = """
     dtype: Data type of the backbone; auto: bfloat16 where the device computes it faster, else
         float32; published: that of its weights.
     html: Also write it as an HTML page here.
-    model: The frozen model: a name of umim path, directory, .gguf file or hub repository.
+    model: The frozen model: a name that umim path --part backbone lists, a directory, a .gguf
+        file or a hub repository.
     out: Directory to write; by default one under UMIM_ROOT, see umim path.
     protect: Regular expression of tokens that no rule may contain, or digits, capitals, newlines;
         may be repeated.
