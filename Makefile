@@ -65,7 +65,7 @@ lint: env ## Check style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: env ## Check the types of umim_core, strictly
+types: env ## Check types, strictly (mypy's files in pyproject.toml)
 	$(BIN)/mypy
 
 $(DEPENDENCIES): $(LOCKS)

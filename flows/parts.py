@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from tasks.plan.planner import Planner
-from tasks.report.comparison import Result, cell_label, require_own_names
+from tasks.report.comparison import CellResult, Result, cell_label, require_own_names
 from tasks.run.checks import check_adaptation, check_headline_positions, why_absent
 from tasks.run.pipeline import PipelineRun
 from tasks.run.recipes import find_recipe, recipe_names
@@ -85,8 +85,8 @@ from umim_core.config.recipe import (
     DistillConfig,
     PreferenceConfig,
     Recipe,
-    RunRecipe,
 )
+from umim_core.config.recipe_files import AnyRecipe
 from umim_core.config.rule_options import RuleOptions
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.errors import CheckpointError
@@ -95,7 +95,9 @@ from umim_core.task_sets.spec import TASKS
 from umim_core.throughput.throughput import tokens_needed
 
 logger = logging.getLogger("umim.pipeline")
-AdaptationRun = PipelineRun[AdaptationRecipe]
+Run = PipelineRun[Recipe] | Planner[Recipe]
+TableRun = PipelineRun[TableRecipe] | Planner[TableRecipe]
+AdaptationRun = PipelineRun[AdaptationRecipe] | Planner[AdaptationRecipe]
 
 
 @dataclass
@@ -106,7 +108,7 @@ class Sources:
     tasks: dict[str, Artifact]
 
 
-def run_everything(run: PipelineRun) -> list[Result]:
+def run_everything(run: Run) -> list[Result]:
     """Every stage but the report; what a plan walks is what the whole flow runs.
 
     Shipped checkpoints need no training: they are measured while cells are adapted, which is a
@@ -129,39 +131,43 @@ def run_everything(run: PipelineRun) -> list[Result]:
     return [*leading, *cells, *others]
 
 
-def plan(recipe: RunRecipe) -> list[dict[str, str]]:
+def plan(recipe: AnyRecipe) -> list[dict[str, str]]:
     """Return the stages of a recipe in order, each with what it works on."""
-    planner = Planner(recipe)
     if isinstance(recipe, TableRecipe):
-        measure_table(planner)
-    elif isinstance(recipe, AdaptationRecipe):
+        table = Planner(recipe)
+        measure_table(table)
+        return table.steps
+    if isinstance(recipe, AdaptationRecipe):
         check_adaptation(recipe)
-        measure_adaptation(planner)
-    else:
-        run_everything(planner)
-        return [*planner.steps, {"stage": "report", "of": recipe.name}]
-    return planner.steps
+        curves = Planner(recipe)
+        measure_adaptation(curves)
+        return curves.steps
+    everything = Planner(recipe)
+    run_everything(everything)
+    return [*everything.steps, {"stage": "report", "of": recipe.name}]
 
 
-def prepare(run: PipelineRun) -> Sources:
+def prepare(run: Run) -> Sources:
     """Corpus, after what it is made of, and the tasks whose questions it has."""
     recipe = run.recipe
     require_own_names(recipe.name, recipe.cells)
     texts = _texts(run, recipe.corpus)
+    sources = Sources(texts[recipe.corpus.kind], {})
+    if recipe.task is None:
+        return sources
     wanted = {
         name: texts[kind]
-        for name in (recipe.tasks if recipe.task is not None else ())
+        for name in recipe.tasks
         if (kind := TASKS.find(name).corpus or recipe.corpus.kind) in texts
     }
-    questions = {}
     for name, corpus in wanted.items():
         own = None if TASKS.find(name).corpus is None else corpus
         call = task_stage(task=NamedTask(name), sizes=recipe.task, corpus=own)
-        questions[name] = run.stage(call, label=name if len(wanted) > 1 else "")
-    return Sources(texts[recipe.corpus.kind], questions)
+        sources.tasks[name] = run.stage(call, label=name if len(wanted) > 1 else "")
+    return sources
 
 
-def _texts(run: PipelineRun, corpus: Corpus) -> dict[str, Artifact]:
+def _texts(run: Run, corpus: Corpus) -> dict[str, Artifact]:
     """Corpora by kind: the recipe's, and the embedded one where that is a part of it."""
     text = CorpusText(corpus)
     if isinstance(corpus, MixtureCorpus):
@@ -177,16 +183,16 @@ def _texts(run: PipelineRun, corpus: Corpus) -> dict[str, Artifact]:
     return {corpus.kind: run.stage(corpus_stage(text=text, generated=generated))}
 
 
-def mine(run: PipelineRun, sources: Sources) -> list[Result]:
+def mine(run: Run, sources: Sources) -> list[CellResult]:
     """Tokenize and count once per backbone, make rules once per cell."""
     results = []
     for cell in run.recipe.cells:
         tokenized = _tokenized(run, sources.corpus, cell.backbone, cell.revision)
-        results.append(Result(cell, tokenized, _rules(run, cell, tokenized)))
+        results.append(CellResult(cell, tokenized, _rules(run, cell, tokenized)))
     return results
 
 
-def _tokenized(run: PipelineRun, corpus: Artifact, backbone: str, revision: str | None) -> Artifact:
+def _tokenized(run: Run, corpus: Artifact, backbone: str, revision: str | None) -> Artifact:
     tokens = tokenize_stage(
         corpus=corpus,
         text=CorpusText(run.recipe.corpus),
@@ -196,13 +202,13 @@ def _tokenized(run: PipelineRun, corpus: Artifact, backbone: str, revision: str 
     return run.stage(tokens, label=backbone)
 
 
-def _amounts(run: PipelineRun, result: Result) -> Recipe | HeadlineConfig:
+def _amounts(run: Run, result: Result) -> Recipe | HeadlineConfig:
     """What says how much of a result is measured."""
     headline = run.recipe.headline
     return headline if result.leads and headline is not None else run.recipe
 
 
-def _check_text(run: PipelineRun, result: Result) -> None:
+def _check_text(run: Run, result: Result) -> None:
     """Refuse a text that is too short to be measured; a plan has none."""
     if not isinstance(run, Planner):
         config = _amounts(run, result).benchmark
@@ -210,7 +216,7 @@ def _check_text(run: PipelineRun, result: Result) -> None:
         check_splits(result.tokenized, run.recipe.segment_length, timed)
 
 
-def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
+def _rules(run: Run, cell: Cell, tokenized: Artifact) -> Artifact:
     recipe, label, tokens = run.recipe, cell_label(cell), tokenized.part("train")
     backbone = NamedBackbone(cell.backbone, cell.revision)
     tokenizer = backbone.tokenizer
@@ -228,7 +234,7 @@ def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
 
 
 def _counted(
-    run: PipelineRun, cell: Cell, options: RuleOptions, tokens: Part, tokenizer: NamedTokenizer
+    run: Run, cell: Cell, options: RuleOptions, tokens: Part, tokenizer: NamedTokenizer
 ) -> Artifact:
     """Count once for all cells of a backbone, down to the least threshold of them."""
     same = (cell.backbone, cell.revision, cell.source, None)
@@ -248,7 +254,7 @@ def _counted(
     return run.stage(counts, label=cell.backbone)
 
 
-def train(run: PipelineRun) -> tuple[Sources, list[Result]]:
+def train(run: Run) -> tuple[Sources, list[CellResult]]:
     """Everything up to the checkpoint of every cell."""
     sources = prepare(run)
     results = mine(run, sources)
@@ -256,7 +262,7 @@ def train(run: PipelineRun) -> tuple[Sources, list[Result]]:
     return sources, results
 
 
-def distill(run: PipelineRun, results: list[Result]) -> None:
+def distill(run: Run, results: Sequence[CellResult]) -> None:
     """Distill each cell; whichever ends first, they are registered in the order of the recipe."""
     trained = run.run_parallel([partial(_distilled, run, result) for result in results])
     for result, artifact in zip(results, trained, strict=True):
@@ -264,7 +270,7 @@ def distill(run: PipelineRun, results: list[Result]) -> None:
         run.register(result.cell.backbone, artifact)
 
 
-def _distilled(run: PipelineRun, result: Result) -> Artifact:
+def _distilled(run: Run, result: CellResult) -> Artifact:
     recipe = run.recipe
     distilled = distill_stage(
         training=training_of(result.cell, recipe.seed, recipe.segment_length, recipe.distill),
@@ -276,7 +282,7 @@ def _distilled(run: PipelineRun, result: Result) -> Artifact:
 
 
 def adaptations(
-    run: PipelineRun, sources: Sources, results: list[Result]
+    run: Run, sources: Sources, results: Sequence[CellResult]
 ) -> list[Callable[[], None]]:
     config, task = run.recipe.adapt, next(iter(sources.tasks.values()), None)
     if config is None or task is None:
@@ -284,21 +290,19 @@ def adaptations(
     return [partial(_adapted, run, config, task, result) for result in results if result.cell.adapt]
 
 
-def _adapted(run: PipelineRun, config: AdaptConfig, task: Artifact, result: Result) -> None:
+def _adapted(run: Run, config: AdaptConfig, task: Artifact, result: CellResult) -> None:
     adaptation, label = TaskAdaptation(run, task, result.cell, config), result.called
     rules, start = adaptation.rules(label), {WT: result.settings[WT]}
     made = adaptation.settings(start, rules, run.recipe.seed, label)
     result.settings |= {name: made[name] for name in made if name in config.settings}
 
 
-def evaluate(run: PipelineRun, sources: Sources, results: list[Result]) -> None:
+def evaluate(run: Run, sources: Sources, results: Sequence[Result]) -> None:
     """Alignment and perplexity per setting; task accuracy of base and every setting."""
     run.run_parallel(evaluations(run, sources, results), on_workers=True)
 
 
-def evaluations(
-    run: PipelineRun, sources: Sources, results: list[Result]
-) -> list[Callable[[], None]]:
+def evaluations(run: Run, sources: Sources, results: Sequence[Result]) -> list[Callable[[], None]]:
     return [
         partial(_evaluated, run, sources.tasks, result, setting)
         for result in results
@@ -306,11 +310,11 @@ def evaluations(
     ]
 
 
-def _evaluated(run: PipelineRun, tasks: dict[str, Artifact], result: Result, setting: str) -> None:
+def _evaluated(run: Run, tasks: dict[str, Artifact], result: Result, setting: str) -> None:
     """Measure a setting: an adapted one is scored on its own task, others on every task."""
     config = _amounts(run, result).evaluate
-    alone = setting == BASE and result.cell is not None
-    label = f"{result.cell.backbone if alone else result.called} {setting}"
+    alone = result.cell if setting == BASE else None
+    label = f"{result.called if alone is None else alone.backbone} {setting}"
     first = next(iter(tasks), None)
     checkpoint = result.checkpoints.get(setting) or next(iter(result.checkpoints.values()))
     if setting != BASE and measures(setting, "alignment"):
@@ -333,11 +337,13 @@ def _evaluated(run: PipelineRun, tasks: dict[str, Artifact], result: Result, set
             result.scores[task, setting] = run.stage(scored, label=shown)
 
 
-def benchmark(run: PipelineRun, results: list[Result]) -> None:
+def benchmark(run: Run, results: Sequence[Result]) -> None:
     """Throughput of each checkpoint under the setting that is timed."""
     for result in results:
         config = _amounts(run, result).benchmark
-        for setting, checkpoint in result.checkpoints.items() if config is not None else ():
+        if config is None:
+            continue
+        for setting, checkpoint in result.checkpoints.items():
             if measures(setting, "speed"):
                 timed = benchmark_stage(
                     tokens=result.tokenized, checkpoint=NamedCheckpoint(checkpoint), config=config
@@ -345,7 +351,7 @@ def benchmark(run: PipelineRun, results: list[Result]) -> None:
                 result.benchmark = run.stage(timed, label=result.called)
 
 
-def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Result]:
+def find_shipped(run: Run, corpus: Artifact) -> list[Result]:
     """Shipped checkpoints, each with the corpus in the ids of its tokenizer; the headline leads.
 
     A run fetches the headline's backbone where it is not on this machine, a plan does not.
@@ -367,7 +373,7 @@ def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Result]:
     return shipped
 
 
-def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
+def measure_table(run: TableRun) -> Artifact:
     """Questions of every task; every task under every setting, and every text; the table."""
     recipe = run.recipe
     check_tasks(recipe)
@@ -394,9 +400,7 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
     return run.stage(table)
 
 
-def _answered(
-    run: PipelineRun[TableRecipe], questions: Artifact, task: str, setting: TableSetting
-) -> Artifact:
+def _answered(run: TableRun, questions: Artifact, task: str, setting: TableSetting) -> Artifact:
     """Score a task under a setting, whose rules may be mined from the task's prompts first."""
     recipe, label, data = run.recipe, f"{task} {setting.name}", TableQuestions(run.recipe, task)
     place: Path | str = recipe.checkpoint
@@ -426,7 +430,7 @@ def _answered(
     return run.stage(answered, label=label)
 
 
-def _read(run: PipelineRun[TableRecipe], name: str, text: TableText) -> Artifact:
+def _read(run: TableRun, name: str, text: TableText) -> Artifact:
     recipe = run.recipe
     measured = text_stage(
         text=text,
@@ -463,7 +467,6 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
     start = run.stage(start_stage(checkpoint=NamedCheckpoint(checkpoint)), label=checkpoint)
     score = partial(_scored, run, task, checkpoint)
     base = score(ScoredModel(BASE, start), None)
-    parts: list[Callable[[], list[ScoredPoint]]] = []
 
     def points(models: Sequence[tuple[ScoredModel, Artifact | None]]) -> list[ScoredPoint]:
         return [ScoredPoint(model, score(model, base), rules) for model, rules in models]
@@ -487,6 +490,7 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
         return points([(ScoredModel(name, start, made, seed=seed), None)])
 
     ready: list[tuple[ScoredModel, Artifact | None]] = [(ScoredModel(WT, start), None)]
+    parts: list[Callable[[], list[ScoredPoint]]] = [partial(points, ready)]
     for tau in recipe.taus:
         adaptation = TaskAdaptation(run, task, cell, recipe.adapt_config(tau))
         label = f"{checkpoint} tau {tau}"
@@ -501,7 +505,7 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
         ready += [(ScoredModel(name, untrained[name], tau=tau), rules) for name in asked]
         parts += [partial(trained, adaptation, rules, untrained, seed) for seed in recipe.seeds]
     parts += [partial(controlled, *one) for one in product(recipe.controls, recipe.seeds)]
-    by_part = run.run_parallel([partial(points, ready), *parts])
+    by_part = run.run_parallel(parts)
     return Curve(checkpoint, start, base, [point for part in by_part for point in part])
 
 
@@ -538,7 +542,7 @@ def _cell(checkpoint: str) -> Cell:
 class TaskAdaptation:
     """Adaptation of one module to a task."""
 
-    run: PipelineRun | AdaptationRun
+    run: Run | AdaptationRun
     task: Artifact
     cell: Cell
     config: AdaptConfig

@@ -37,6 +37,7 @@ from umim_core.checkpoint.checkpoint_index import own_checkpoints, own_name
 from umim_core.checkpoint.next_steps import after_training
 from umim_core.cli.console_output import emit
 from umim_core.config.adaptation_recipe import AdaptationRecipe
+from umim_core.config.recipe import Recipe
 from umim_core.config.recipe_files import AnyRecipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.store.artifacts import read_json
@@ -48,7 +49,7 @@ T = TypeVar("T")
 @flow(name="umim", flow_run_name="{recipe}")
 def full_pipeline(recipe: str = "embedded") -> str:
     """Run a whole recipe: corpus, rules, distillation, adaptation, evaluation, timing, report."""
-    with open_pipeline(recipe, "umim") as run:
+    with open_pipeline(recipe, "umim", Recipe) as run:
         results = parts.run_everything(run)
         rows = comparison_rows(results, run.recipe.seed)
         record_comparison(run, rows)
@@ -60,7 +61,7 @@ def full_pipeline(recipe: str = "embedded") -> str:
 @flow(name="umim-mine", flow_run_name="{recipe}")
 def mine(recipe: str = "embedded") -> list[str]:
     """Build corpus, token ids and rules; return the rule directories."""
-    with open_pipeline(recipe, "umim-mine") as run:
+    with open_pipeline(recipe, "umim-mine", Recipe) as run:
         results = parts.mine(run, parts.prepare(run))
         return [str(result.filtered.path / "rules") for result in results]
 
@@ -68,7 +69,7 @@ def mine(recipe: str = "embedded") -> list[str]:
 @flow(name="umim-distill", flow_run_name="{recipe}")
 def distill(recipe: str = "embedded") -> list[str]:
     """Mine rules and distil; return the checkpoint directories."""
-    with open_pipeline(recipe, "umim-distill") as run:
+    with open_pipeline(recipe, "umim-distill", Recipe) as run:
         _, results = parts.train(run)
         return [str(result.settings[WT].path / "checkpoint") for result in results]
 
@@ -86,7 +87,7 @@ def adapt(recipe: str = "embedded") -> list[dict[str, str]]:
             record_adaptation(curves, adaptation)
             curves.announce(adaptation)
             return [{RESULT: str(adaptation.path)}]
-    with open_pipeline(recipe, "umim-adapt") as run:
+    with open_pipeline(recipe, "umim-adapt", Recipe) as run:
         sources, results = parts.train(run)
         run.run_parallel(parts.adaptations(run, sources, results))
         return [
@@ -98,7 +99,7 @@ def adapt(recipe: str = "embedded") -> list[dict[str, str]]:
 @flow(name="umim-evaluate", flow_run_name="{recipe}")
 def evaluate(recipe: str = "embedded") -> str:
     """Train what is missing and evaluate it; return the comparison table."""
-    with open_pipeline(recipe, "umim-evaluate") as run:
+    with open_pipeline(recipe, "umim-evaluate", Recipe) as run:
         sources, results = parts.train(run)
         run.run_parallel(parts.adaptations(run, sources, results))
         parts.evaluate(run, sources, results)
@@ -110,7 +111,7 @@ def evaluate(recipe: str = "embedded") -> str:
 @flow(name="umim-benchmark", flow_run_name="{recipe}")
 def benchmark(recipe: str = "embedded") -> list[dict[str, float]]:
     """Train what is missing and time it; return the metrics of every cell."""
-    with open_pipeline(recipe, "umim-benchmark") as run:
+    with open_pipeline(recipe, "umim-benchmark", Recipe) as run:
         _, results = parts.train(run)
         parts.benchmark(run, results)
         return [result.benchmark.metrics for result in results if result.benchmark is not None]
@@ -119,7 +120,7 @@ def benchmark(recipe: str = "embedded") -> list[dict[str, float]]:
 @flow(name="umim-ablate", flow_run_name="{recipe}")
 def ablate(recipe: str = "ablation-thresholds") -> str:
     """Mine, distil and evaluate every cell; return the table and where its files are."""
-    with open_pipeline(recipe, "umim-ablate") as run:
+    with open_pipeline(recipe, "umim-ablate", Recipe) as run:
         sources, results = parts.train(run)
         parts.evaluate(run, sources, results)
         record_comparison(run, comparison_rows(results, run.recipe.seed))
@@ -150,7 +151,7 @@ def launch(
 ) -> None:
     if isinstance(loaded, TableRecipe):
         measured = _called(table)(recipe, confirm_run_unsafe_code)
-        content = read_json(Path(measured))
+        content: Any = read_json(Path(measured))
         emit({"path": measured, "table": content}, [*score_lines(content), measured], as_json)
         return
     if isinstance(loaded, AdaptationRecipe):

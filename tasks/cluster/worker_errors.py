@@ -6,7 +6,7 @@ worker that was lost in others. Whoever runs the command needs what stands at th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from umim_core import errors
@@ -74,11 +74,11 @@ def cluster_error(rule: str, error: BaseException, again: str) -> UmimError:
     return typed_error
 
 
-def as_data(error: UmimError) -> dict[str, object]:
+def as_data(error: UmimError) -> tuple[str, dict[str, str]]:
+    """Return the name of its type, and its arguments."""
     value = {} if error.value is None else {"value": str(error.value)}
-    parts = {"rule": error.rule, "remedy": error.remedy, **value}
-    return {"error": type(error).__name__, "parts": parts}
+    return type(error).__name__, {"rule": error.rule, "remedy": error.remedy, **value}
 
 
-def from_data(data: dict[str, object]) -> UmimError:
-    return _KINDS[str(data["error"])](**data["parts"])
+def from_data(name: str, arguments: Mapping[str, str]) -> UmimError:
+    return _KINDS[name](**arguments)

@@ -37,13 +37,13 @@ Report = dict[str, Any]
 
 
 def read_question_set(directory: Path) -> QuestionSet:
-    body: Report = read_json(directory / QUESTIONS)
+    body: Any = read_json(directory / QUESTIONS)
     return QuestionSet(**body | {"metrics": tuple(body["metrics"])})
 
 
 def read_shards(directory: Path) -> ShardScores:
     """Return the shards of an artifact put together, in the order of the questions."""
-    shards: list[Report] = [*map(read_json, sorted((directory / SHARDS).glob("*.json")))]
+    shards: list[Any] = [*map(read_json, sorted((directory / SHARDS).glob("*.json")))]
     values = {
         metric: [value for shard in shards for value in shard["values"][metric]]
         for metric in (shards[0]["values"] if shards else ())

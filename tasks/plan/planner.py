@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from tasks.report.comparison import cell_row
 from tasks.run.stage import Artifact, StageCall
 from umim_core.backbone.shape import BackboneShape, local_shape
 from umim_core.config.recipe import Cell, HardwareConfig, Recipe, RunRecipe
+from umim_core.config.recipe_files import AnyRecipe
 from umim_core.errors import ConfigError, ResourceLimitError, require
 from umim_core.training.step import step_memory
 from umim_core.training.train_loop import planned_steps
 
 T = TypeVar("T")
+R = TypeVar("R", bound=AnyRecipe)
 _GIB: Final = 2.0**30
 
 
-class Planner:
+class Planner(Generic[R]):
     """Stands in for a pipeline run: it notes each stage once and hands back an empty artifact.
 
     Artifacts differ: that of the third stage, ``tokenize``, has the path ``3-tokenize``.
     """
 
-    def __init__(self, recipe: RunRecipe) -> None:
+    def __init__(self, recipe: R) -> None:
         self.recipe = recipe
         self.steps: list[dict[str, str]] = []
         self._planned: list[tuple[StageCall, Artifact]] = []

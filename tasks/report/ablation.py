@@ -79,7 +79,7 @@ def ablation_page(data: Report) -> str:
         "table": table_markdown(ablation_table(data)),
         "figures": FIGURES,
         "held_out": {  # a short text has fewer than are asked for
-            name: f"{min(row.metrics.get(name, asked[name]) for row in _rows(data)):.0f}"
+            name: f"{min(row.metric(name) or asked[name] for row in _rows(data)):.0f}"
             for name in asked
         },
         "trained_on": list(dict.fromkeys(filter(None, (x["trained_on"] for x in data["cells"])))),
@@ -109,7 +109,7 @@ def figure_svg(data: Report, metric: str) -> str:
         drawn = []
         for index, name in enumerate(names):
             if found := sorted(lines.get(name, [])):
-                points = [(x, y) for x, y, _ in found]
-                drawn.append(Line(name, points, index, texts=[text for _, _, text in found]))
+                places, texts = [(x, y) for x, y, _ in found], [text for _, _, text in found]
+                drawn.append(Line(name, places, index, texts=texts))
         panels.append(Panel(drawn, axes=axes))
     return svg_file(chart(panels), f"{data['name']}-{metric}", figure["title"])

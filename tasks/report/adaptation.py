@@ -129,9 +129,9 @@ def comparisons(rows: list[Report]) -> Iterator[tuple[str, list[dict[str, object
     without gain is not compared with controls, for it is none by DPO; nor is a control without
     gain.
     """
-    accuracy, margin = ("difference", "reach"), ("margin_difference", "margin_reach")
-    yield "Accuracy against the base model", [_judged(r, *(r[n] for n in accuracy)) for r in rows]
-    margins = [_judged(row, *(row[name] for name in margin), "nats") for row in rows]
+    accuracies = [_judged(row, row["difference"], row["reach"]) for row in rows]
+    yield "Accuracy against the base model", accuracies
+    margins = [_judged(r, r["margin_difference"], r["margin_reach"], "nats") for r in rows]
     yield "Margin against the base model", margins
 
     others: list[tuple[str, str, dict[str, object]]] = [

@@ -14,13 +14,16 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
+
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
 
 # Distinguishable with the common colour deficiencies, readable on white and on near-black.
 PALETTE: Final = (
@@ -35,7 +38,7 @@ _CORNERS: Final = ((6, 6), (6, -7), (-6, 7), (-6, -6))
 _INK, _GRID = "#22252a", "#d5d8dd"  # in a page: those of the page
 _LABEL_WIDTH: Final = 60  # characters of a line of the legend
 _NO_METADATA: Final = {"Date": None, "Creator": None, "Format": None, "Type": None}
-_STYLE: Final[dict[str, Any]] = {
+_STYLE: Final[dict[RcKeyType, Any]] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "umim",
     "font.sans-serif": ["DejaVu Sans"],
@@ -136,7 +139,7 @@ def _draw_line(axes: Axes, line: Line, corner: tuple[int, int]) -> Artist:
     )
     for (x, y), text in zip(line.points, line.texts, strict=False):
         side = {"ha": "left" if corner[0] > 0 else "right", "va": "center"}
-        place = {"xytext": corner, "textcoords": "offset points", **side}
+        place: dict[str, Any] = {"xytext": corner, "textcoords": "offset points", **side}
         axes.annotate(text, (x, y), fontsize=8, color=own["color"], **place)
     return container.lines[0]
 
@@ -148,8 +151,9 @@ def _legend(figure: Figure, entries: Mapping[str, Artist]) -> None:
     columns = max(1, min(len(labels), int(figure.get_figwidth() * 11.5 / (longest + 7))))
     lines = math.ceil(sum(label.count("\n") + 1 for label in labels) / columns)
     figure.set_figheight(figure.get_figheight() + 0.24 * lines)
-    place = {"loc": "outside upper left", "ncols": columns, "handlelength": 2.8}
-    figure.legend(list(entries.values()), labels, **place)
+    figure.legend(
+        list(entries.values()), labels, loc="outside upper left", ncols=columns, handlelength=2.8
+    )
 
 
 def wrapped(label: str) -> str:

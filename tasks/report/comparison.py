@@ -26,7 +26,7 @@ from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoin
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.form import ModuleForm, Positions
-from umim_core.config.recipe import DEFAULT_TASK, Cell
+from umim_core.config.recipe import DEFAULT_TASK, Cell, Recipe
 from umim_core.errors import ConfigError, require
 from umim_core.rules.ruleset import RULES_SCHEMA, RuleOrigin
 from umim_core.store.artifacts import json_digest, read_json, read_manifest
@@ -323,6 +323,12 @@ class Result:
         return shipped if self.cell is None else cell_row(self.cell).label
 
 
+@dataclass
+class CellResult(Result):
+    cell: Cell
+    filtered: Artifact
+
+
 def comparison_rows(results: Sequence[Result], seed: int) -> list[ComparisonRow]:
     return [_row(result, setting, seed) for result in results for setting in result.evaluated]
 
@@ -363,7 +369,7 @@ def _row(result: Result, setting: str, seed: int) -> ComparisonRow:
 
 
 def rule_counts(rules: Path) -> dict[int, int]:
-    manifest = read_manifest(rules, kind="rules", schema=RULES_SCHEMA, verify=False)
+    manifest: dict[str, Any] = read_manifest(rules, kind="rules", schema=RULES_SCHEMA, verify=False)
     return {int(n): int(count) for n, count in manifest["rules"].items()}
 
 
@@ -406,7 +412,7 @@ def run_label(row: ComparisonRow) -> str:
     return f"{row.setting}{tau} {short_name(row.backbone)}{row.in_brackets}"
 
 
-def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
+def record_comparison(run: PipelineRun[Recipe], rows: list[ComparisonRow]) -> None:
     """Write each row as one flat MLflow run; equal rows are found, not added.
 
     The last row comes first: MLflow lists what is new above.
@@ -510,7 +516,7 @@ def _amounts(
 ) -> str:
     """Return how many rows of text and questions were read, or asked for if rows do not say it."""
     aligned, scored = (
-        _from_to({row.metrics.get(name, asked[name]) for row in rows}) for name in TEXT_ROWS
+        _from_to({row.metric(name) or asked[name] for row in rows}) for name in TEXT_ROWS
     )
     words = f"{aligned} (Top-1) and {scored} (PPL) rows of {config['segment_length']} tokens"
     scores = [score.get(_QUESTIONS) for row in rows for score in row.scores.values()]

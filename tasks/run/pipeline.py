@@ -39,7 +39,7 @@ from umim_core.backbone.devices import release_memory
 from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_name, record_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
-from umim_core.config.recipe import Recipe, RunRecipe
+from umim_core.config.recipe import Recipe
 from umim_core.config.recipe_files import AnyRecipe
 from umim_core.errors import ArtifactError, ConfigError
 from umim_core.progress import listening
@@ -49,7 +49,7 @@ from umim_core.training.train_job import CURVE, read_curve
 T = TypeVar("T")
 logger = logging.getLogger("umim.pipeline")
 _SHOWN = (".svg", ".md", ".html", "table.json")
-R = TypeVar("R", bound=RunRecipe)
+R = TypeVar("R", bound=AnyRecipe)
 
 
 def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
@@ -87,8 +87,8 @@ def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
 
 def site_of(root: Path, recipe: AnyRecipe, lease: ClusterLease) -> Site:
     """Return where the stages of a recipe are built; backbones are measured as they are trained."""
-    trained = isinstance(recipe, Recipe)
-    dtype = recipe.distill.backbone_dtype(lease.config.device) if trained else recipe.dtype
+    device = lease.config.device
+    dtype = recipe.distill.backbone_dtype(device) if isinstance(recipe, Recipe) else recipe.dtype
     return Site(root, lease, dtype)
 
 
@@ -172,14 +172,14 @@ class PipelineRun(Generic[R]):
 
     def link(self) -> str:
         """Say where MLflow shows the run's comparison; empty if the store never answered."""
-        adapts = isinstance(self.recipe, AdaptationRecipe)
-        return self.tracker.link(adaptation_filter(self.recipe.task_name) if adapts else "")
+        recipe: AnyRecipe = self.recipe
+        if isinstance(recipe, AdaptationRecipe):
+            return self.tracker.link(adaptation_filter(recipe.task_name))
+        return self.tracker.link()
 
 
 @contextmanager
-def open_pipeline(
-    recipe_name: str, flow_name: str, kind: type[R] = Recipe
-) -> Iterator[PipelineRun[R]]:
+def open_pipeline(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[PipelineRun[R]]:
     """Open a pipeline run: recipe, root, cluster lease and MLflow parent run."""
     with flow_run_context(), _opened(recipe_name, flow_name, kind) as run:
         yield run
@@ -220,7 +220,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     with on_stop(partial(killed.finish, key, "KILLED")):
         try:
             with verifying_once(), ClusterLease(recipe.cluster, root) as lease:
-                run = PipelineRun(recipe, root, lease, tracker, key)
+                run = PipelineRun[R](recipe, root, lease, tracker, key)
                 yield run
         except BaseException as error:
             # Others than Exception end a process.

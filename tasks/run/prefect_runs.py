@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, chdir, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 from uuid import UUID
 
 import httpx
@@ -157,7 +157,8 @@ def deploy() -> None:
     text = (CHECKOUT / "infra" / "crashed-runs.yaml").read_text(encoding="utf-8")
     automation = Automation.model_validate(yaml.safe_load(text))
     try:
-        automation.id = Automation.read(name=automation.name).id
+        found = cast(Automation, Automation.read(name=automation.name))  # typed as a coroutine
+        automation.id = found.id
     except ValueError:  # there is none
         automation.create()
     except httpx.HTTPError as error:

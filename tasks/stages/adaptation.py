@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from tasks.report.adaptation import RULES_ALONE, adaptation_page, adaptation_svg
 from tasks.run.stage import Artifact, Digest, Metrics, Site, stage
@@ -64,7 +64,8 @@ class ChoiceTask:
             form = QuestionForm(files.prompt, files.delimiter, self.recipe.part)
             paths: dict[TaskSplit, str | None] = {s: getattr(files, s) for s in SPLITS}
             questions = {s: read_questions(path) for s, path in paths.items() if path is not None}
-        return form, split_questions(questions, self.recipe.sizes.model_dump())
+        sizes = {split: getattr(self.recipe.sizes, split) for split in SPLITS}
+        return form, split_questions(questions, sizes)
 
     def identity(self) -> dict[str, object]:
         form, splits = self.asked
@@ -76,7 +77,7 @@ class ChoiceTask:
 @stage(version=2)
 def choices_stage(out: Path, _: Site, *, task: ChoiceTask) -> Metrics:
     """Write ``train.jsonl``, ``valid.jsonl`` and ``test.jsonl`` of the recipe's questions."""
-    _, splits = task.asked
+    splits = task.asked[1]
     for split, part in splits.items():
         write_rows(out / f"{split}.jsonl", map(asdict, part))
     return {f"questions_{split}": float(len(part)) for split, part in splits.items()}
@@ -92,8 +93,8 @@ def start_stage(out: Path, _: Site, *, checkpoint: NamedCheckpoint) -> Metrics:
 def cell_of(checkpoint: str) -> Cell:
     """Return backbone and form of a checkpoint's module as a recipe's cell has them."""
     config = read_config(resolve_checkpoint(checkpoint))
-    form = config.form()
-    return Cell(backbone=config.backbone, revision=config.backbone_revision, **form)
+    place = {"backbone": config.backbone, "revision": config.backbone_revision}
+    return Cell.model_validate(place | config.form())
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def choice_scores_stage(
 
 
 def read_scores(artifact: Artifact) -> ChoiceScores:
-    body = read_json(artifact.path / SCORES)
+    body: Any = read_json(artifact.path / SCORES)
     return ChoiceScores(**{**body, "total": Sizes(**body["total"])})
 
 

@@ -189,8 +189,9 @@ def mixture_stage(out: Path, _: Site, *, text: CorpusText, docstrings: Artifact 
     corpus = cast(MixtureCorpus, text.corpus)
 
     def documents(name: str, split: Split) -> Iterator[str]:
-        if (source := text.files.sources.get(f"{name}.{split}")) is not None:
-            return iter_documents(source)
+        part = corpus.parts[name]
+        if isinstance(part, TextPart):
+            return iter_documents(part.source(split))
         return iter_documents(_written(cast(Artifact, docstrings), split))
 
     metrics: Metrics = {}

@@ -79,7 +79,7 @@ def rows_of(
     segment_length: int,
     count: int,
     segments: Segments = "first",
-) -> list[NDArray[np.int32]]:
+) -> list[NDArray[np.integer]]:
     """Return so many rows [L] of a test split, fewer if it has fewer."""
     cut = TokenRows.of_segments(split_tokens(tokenized, split), segment_length)
     first = range(min(count, len(cut)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ _PAIRS = 0.5  # of which labels say no share: two tokens are always one unit
 
 
 @stage(version=8)
-def report_stage(out: Path, _: Site, *, recipe: Recipe, results: list[Result]) -> Metrics:
+def report_stage(out: Path, _: Site, *, recipe: Recipe, results: Sequence[Result]) -> Metrics:
     """Write ``report.html`` and ``report.json``."""
     rows = comparison_rows(results, recipe.seed)
     cells_first = sorted(results, key=lambda result: result.cell is None)
@@ -65,7 +66,7 @@ def report_stage(out: Path, _: Site, *, recipe: Recipe, results: list[Result]) -
     return {"rows": float(len(rows))}
 
 
-def _example(rows: list[ComparisonRow], results: list[Result]) -> Report:
+def _example(rows: list[ComparisonRow], results: Sequence[Result]) -> Report:
     """Return the spans of held-out text, by the rules of the checkpoint that agrees most.
 
     It has the highest Top-1 before adaptation, at every state that decoding passes through, which
@@ -142,7 +143,7 @@ def _rule_steps(metrics: Metrics) -> dict[str, dict[str, int]]:
 
 
 @stage(version=4)
-def ablation_stage(out: Path, _: Site, *, recipe: Recipe, results: list[Result]) -> Metrics:
+def ablation_stage(out: Path, _: Site, *, recipe: Recipe, results: Sequence[Result]) -> Metrics:
     """Write ``<recipe>.json``, its page ``<recipe>.md`` and the figures."""
     rows = [row for row in comparison_rows(results, recipe.seed) if row.setting == WT]
     trained = [result.settings[WT] for result in results]

@@ -108,10 +108,11 @@ class TableQuestions:
         """Return where they lie, with paths that a worker in another folder finds."""
         recipe, own = self.recipe, self.generated
         folders = (recipe.hub, recipe.task_data)
-        places = [None if at is None else str(Path(at).resolve()) for at in folders]
+        hub, folder = (None if at is None else str(Path(at).resolve()) for at in folders)
         return QuestionSource(
             self.task,
-            *places,
+            hub,
+            folder,
             digest=" ".join(self.digests.values()),
             checkpoint=str(resolve_checkpoint(recipe.checkpoint).resolve()),
             backbone=named_backbone(recipe),
@@ -285,7 +286,8 @@ def text_stage(
     """Measure alignment and perplexity of one text."""
     place = _place(checkpoint, site, batch_size)
     text = text.model_copy(update={"source": text.source.absolute()})
-    [(_, metrics)] = site.lease.run({"": partial(measure_text, place, text)}, cores)
+    jobs = {"": partial(measure_text, place, text)}
+    [metrics] = [measured for _, measured in site.lease.run(jobs, cores)]
     files.check_unchanged("a text changed while it was measured")
     return metrics
 

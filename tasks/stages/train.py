@@ -74,9 +74,8 @@ def distill_stage(
     The artifact holds ``checkpoint/``, ``curve.jsonl`` and ``summary.json``. A killed build resumes
     from its last state and ends with the same bytes (CPU, float32 weights).
     """
-    job = training.job(out, site)
-    rows = {"train": str(train.path), "valid": str(valid.path)}
-    return launch(replace(job, rules=str(rules.path / "rules"), **rows), site.lease)
+    job = replace(training.job(out, site), rules=str(rules.path / "rules"))
+    return launch(replace(job, train=str(train.path), valid=str(valid.path)), site.lease)
 
 
 @stage(version=5)
@@ -166,6 +165,6 @@ def _started(job: TrainJob, start: Artifact) -> TrainJob:
 
 def _asked(job: TrainJob, questions: Questions) -> TrainJob:
     """Return a job as one of preference between the answers of a task's questions."""
-    files = {split: str(questions.file(split)) for split in _SPLITS}
+    train, valid = (str(questions.file(split)) for split in _SPLITS)
     form = questions.form
-    return replace(job, **files, prompt=form.prompt, delimiter=form.delimiter)
+    return replace(job, train=train, valid=valid, prompt=form.prompt, delimiter=form.delimiter)

@@ -58,9 +58,9 @@ _CLIENT_ERRORS: Final = (  # none of them is an OSError
 
 
 @functools.cache
-def refusals() -> tuple[type[Exception], ...]:
+def refusals(*others: type[Exception]) -> tuple[type[Exception], ...]:
     """Return the errors by which object storage refuses, as far as its clients are installed."""
-    kinds: list[type[Exception]] = [OSError]
+    kinds: list[type[Exception]] = [*others, OSError]
     for name in _CLIENT_ERRORS:
         with contextlib.suppress(ImportError):
             kinds.append(pkgutil.resolve_name(name))
@@ -86,7 +86,7 @@ def _opened(address: str) -> RemoteRoot:
     scheme = address.split("://", 1)[0]
     try:
         filesystem, path = fsspec.core.url_to_fs(address, use_listings_cache=False)
-    except (ImportError, ValueError, *refusals()) as error:
+    except refusals(ImportError, ValueError) as error:
         rule = f"UMIM_ROOT={scheme}://... needs a package that reads and writes it"
         remedy = "Install umim[s3], umim[gcs] or umim[azure]; check the variables of its client."
         raise MissingExtraError(rule, _shown(error), remedy) from error
@@ -277,7 +277,7 @@ class RemoteRoot:
     def _typed_errors(self) -> Iterator[None]:
         try:
             yield
-        except (ValueError, *refusals()) as error:  # of an endpoint that is no address, say
+        except refusals(ValueError) as error:  # of an endpoint that is no address, say
             rule = f"the storage {self.address} must answer, and allow reading and writing"
             remedy = "Check address, credentials and network, then run the same command again."
             found = f"{type(error).__name__}: {_shown(error)}"

@@ -45,7 +45,7 @@ from umim_core.store.locking import directory_lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Run as Run
 
 logger = logging.getLogger("umim.tracking")
 Point = tuple[str, int, float]  # metric, step, value
@@ -342,7 +342,7 @@ class Tracker:
                 with _database(self.uri):
                     self._client = self._connected()
             yield
-        except (MlflowException, SQLAlchemyError, ImportError, *refusals()) as error:
+        except refusals(MlflowException, SQLAlchemyError, ImportError) as error:
             self._client = None
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             rule = "the tracking store must answer, and take what is written"

@@ -22,7 +22,7 @@ from tasks.cluster import guard
 
 
 @dataclass
-class MeetingConfig(TorchConfig):
+class MeetingConfig(TorchConfig):  # type: ignore[misc]  # Ray's types are not read
     """Set up ``torch.distributed`` for ``TorchTrainer(torch_config=MeetingConfig(...))``."""
 
     timeout_s: int = 300
@@ -33,7 +33,7 @@ class MeetingConfig(TorchConfig):
         return _MeetingBackend
 
 
-class _MeetingBackend(_TorchBackend):
+class _MeetingBackend(_TorchBackend):  # type: ignore[misc]  # Ray's types are not read
     def on_start(self, worker_group: BaseWorkerGroup, backend_config: MeetingConfig) -> None:
         """Join the workers of a fresh group, after every restart anew."""
         folder = os.environ.get(guard.VARIABLE)

@@ -47,7 +47,7 @@ class DdpStrategy(AdamWStrategy):
         if world > 1 and (found := rule_rows(objective)) is not None:
             name, rows = found  # their index is the same everywhere: it need not be broadcast
             tensors = (*rows.named_parameters(name), *rows.named_buffers(name))
-            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
                 objective, [tensor_name for tensor_name, _ in tensors]
             )
         # No parameter is unused; but only so does DDP keep its buckets as they are. Else it packs
@@ -103,7 +103,8 @@ class DeepSpeedStrategy:
         self._zero = self._engine.optimizer
 
     def loss(self, indices: Sequence[int]) -> BatchLoss:
-        return self._engine(indices)
+        loss: BatchLoss = self._engine(indices)
+        return loss
 
     def update(self, scaled: Tensor, learning_rate: float) -> float:
         """Back-propagate, clip, step; ZeRO itself drops gradients that are not finite."""

@@ -125,7 +125,7 @@ def _error_files(scratch: Path, world: int) -> list[Path]:
 def _raise_recorded(scratch: Path, world: int) -> None:
     for path in _error_files(scratch, world):
         if path.is_file():
-            raise from_data(json.loads(path.read_text(encoding="utf-8")))
+            raise from_data(*json.loads(path.read_text(encoding="utf-8")))
 
 
 def run_worker(job: TrainJob) -> None:

@@ -50,9 +50,9 @@ def checking() -> Iterator[None]:
 
 def validated(
     model: type[AnyModel],
-    raw: object,
+    raw: T,
     what: str = "",
-    read: Callable[[object], AnyModel] | None = None,
+    read: Callable[[T], AnyModel] | None = None,
 ) -> AnyModel:
     """Return a configuration, by what a validator of it is handed, if anything.
 

@@ -163,15 +163,16 @@ LIMITS = {"alignment_rows": 16, "perplexity_rows": 8, "task_questions": 200}
     [
         ({}, {}, False, "16 (Top-1) and 8 (PPL) rows of 64 tokens"),
         ({"alignment_rows": 3.0}, {}, False, "3 (Top-1) and 8 (PPL) rows of 64 tokens"),
+        ({"alignment_rows": None}, {}, False, "16 (Top-1) and 8 (PPL) rows of 64 tokens"),
         ({}, {"questions": 37.0}, False, "16 (Top-1) and 8 (PPL) rows of 64 tokens, 37 questions"),
         ({}, {"acc": 0.5}, False, "16 (Top-1) and 8 (PPL) rows of 64 tokens, 200 questions"),
         ({}, {}, True, "16 (Top-1) and 8 (PPL) rows of 64 tokens; m: 4 (Top-1) and 4 (PPL) rows of "
                        "64 tokens, timed at 1,024 tokens"),
     ],
-    ids=["asked for", "a short text", "few questions", "a former version's", "a headline"],
+    ids=["asked for", "a short text", "a null", "few questions", "a former one", "a headline"],
 )  # fmt: skip
 def test_a_note_says_what_was_measured_and_nothing_of_what_was_not(
-    read: dict[str, float], scored: dict[str, float], headline: bool, words: str
+    read: dict[str, float | None], scored: dict[str, float], headline: bool, words: str
 ) -> None:
     scores = {(DEFAULT_TASK, "WT"): {name: Measured(value=n) for name, n in scored.items()}}
     own = cell_row(Cell(backbone="b"), metrics=read, scores=scores if scored else {})

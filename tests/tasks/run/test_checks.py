@@ -110,7 +110,10 @@ def test_a_root_that_goes_with_a_ray_job_is_refused(
     monkeypatch.setenv("UMIM_ROOT", str(unpacked / ".umim"))
     path = tmp_path / "small.yaml"
     path.write_text(of_gpus(use_gpu=False).model_dump_json(exclude_unset=True), encoding="utf-8")
-    with pytest.raises(ConfigError, match="must outlive the"), open_pipeline(str(path), "umim"):
+    with (
+        pytest.raises(ConfigError, match="must outlive the"),
+        open_pipeline(str(path), "umim", Recipe),
+    ):
         pass
     assert not unpacked.exists()
 

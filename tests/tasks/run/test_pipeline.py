@@ -15,6 +15,7 @@ from support.servers import free_port
 from support.tracked_runs import runs_of
 from tasks.cluster.nodes import code_identity
 from tasks.run.pipeline import open_pipeline, side_by_side
+from umim_core.config.recipe import Recipe
 from umim_core.errors import CorpusError
 
 _place: ContextVar[str] = ContextVar("place", default="nowhere")
@@ -85,7 +86,7 @@ def test_a_run_says_how_it_ended_and_which_code_made_it_where(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     caplog.set_level(logging.INFO, "umim.pipeline")
-    with suppress(CorpusError, Stopped), open_pipeline("embedded", "umim"):
+    with suppress(CorpusError, Stopped), open_pipeline("embedded", "umim", Recipe):
         if error is not None:
             raise error
     (run,) = runs_of(store)
@@ -101,5 +102,5 @@ def test_a_run_says_how_it_ended_and_which_code_made_it_where(
 
 def test_a_run_without_a_server_keeps_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(CorpusError), open_pipeline("embedded", "umim"):
+    with pytest.raises(CorpusError), open_pipeline("embedded", "umim", Recipe):
         raise CorpusError("a corpus must have text")
