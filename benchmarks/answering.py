@@ -87,9 +87,9 @@ def answer(
     known = identity(umim, merge) if options.answers else ()
 
     def of_batch(prompts: list[Any]) -> list[tuple[str, float]]:
-        tail = {"raw_tail": RAW_TAIL} if merge == "prompt" else {}
+        tail = RAW_TAIL if merge == "prompt" else None
         out = umim.generate(
-            prompts, merge=merge, max_new_tokens=new_tokens, do_sample=False, **tail
+            prompts, merge=merge, raw_tail=tail, max_new_tokens=new_tokens, do_sample=False
         )
         return list(zip(out.text, map(float, out.token_reduction), strict=True))
 
@@ -120,12 +120,12 @@ def truncated(asked: str | Chat, saving: float, backbone: Backbone) -> Ids:
     A chat's template stays, and the last of what is said.
     """
     (prompt,) = encode_prompts([asked], backbone, None)
-    tokens = len(prompt.ids)
+    ids, tokens = prompt.ids.astype(np.int64), len(prompt.ids)
     first, end = prompt.parts[0] if prompt.parts else (0, tokens)
     protected = np.ones(tokens, dtype=bool)
     protected[first : max(first, end - RAW_TAIL)] = False
-    text = Text(prompt.ids, protected, np.zeros(0, dtype=np.int64))
-    return prompt.ids[reduce_tokens(Truncation(), text, tokens - round(saving * tokens))]
+    text = Text(ids, protected, np.zeros(0, dtype=np.int64))
+    return ids[reduce_tokens(Truncation(), text, tokens - round(saving * tokens))]
 
 
 def points(right: Sequence[bool], base: Sequence[bool]) -> dict[str, float | None]:

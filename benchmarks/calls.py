@@ -36,7 +36,7 @@ from umim_core.serving.tool_calls import json_values
 from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.documents import read_objects
 from umim_core.text.roles import Role
-from umim_core.text.token_ids import encode, spread_rows
+from umim_core.text.token_ids import decode, encode, spread_rows
 from umim_core.traffic.prompt_rows import PromptRow
 from umim_core.tuning.tune import ReplyScores, reply_scores
 
@@ -147,7 +147,9 @@ def is_right(calls: Sequence[Row], accepted: Sequence[Mapping[str, Mapping[str, 
     left = list(accepted)
     for call in calls:
         name, arguments = call["name"], call.get("arguments")
-        known = [one for one in left if name in one and isinstance(arguments, dict)]
+        if not isinstance(arguments, dict):
+            return False
+        known = [one for one in left if name in one]
         match = next((one for one in known if _accepted(arguments, one[name], _same)), None)
         if match is None:
             return False
@@ -289,7 +291,7 @@ def ask(umim: Model, batch: Sequence[Asked], merge: Merge, answers: Path | None)
         model = umim.merged_model if merge == "prompt" else umim.merged_model.base()
         found = []
         for one, written, nats, greedy in zip(batch, made, *reply_scores(model, rows), strict=True):
-            said = tokenizer.decode(written.ids, skip_special_tokens=True)
+            said = decode(tokenizer, written.ids)
             right = is_right(calls_of(said), one.question.accepted)
             fewer = one.tokens - written.prompt_units
             saved = fewer / one.tokens, fewer / one.schema_tokens

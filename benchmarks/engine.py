@@ -64,8 +64,9 @@ def transformers_generate(
 ) -> tuple[list[list[int]], Sequence[Tensor]]:
     """Return generated ids of raw ids [B, L], and the logits [B, V] of every step."""
     ids = torch.tensor(prompts, device=backbone.device)
+    generate: Any = backbone.model.generate  # not in the types of all models
     with torch.no_grad():
-        found: Any = backbone.model.generate(
+        found = generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new_tokens,

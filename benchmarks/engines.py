@@ -125,7 +125,8 @@ class Running:
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         answer = httpx.post(self.url + path, json=body, timeout=_SECONDS)
         answer.raise_for_status()
-        return answer.json()
+        document: dict[str, Any] = answer.json()
+        return document
 
     def greedy(self, ids: Sequence[int], tokens: int, **fields: Any) -> list[int]:
         """Return the ids that greedy search writes behind a prompt of ids."""
@@ -187,7 +188,8 @@ def read_chats(count: int, kinds: Sequence[str] = ("wiki", "web")) -> Iterator[C
         length = _CHARACTERS[number % len(_CHARACTERS)]
         document = next((t for t in texts[number % len(texts)] if len(t) >= length), None)
         rule = f"{files[number % len(files)]} must hold enough long documents for {count} chats"
-        require(document is not None, CorpusError, rule, f"too few of {length} characters")
+        if document is None:
+            raise CorpusError(rule, f"too few of {length} characters")
         yield [{"role": "user", "content": f"{document[:length]}\n\n{_QUESTION}"}]
 
 
@@ -203,10 +205,10 @@ def prompt_of(chat: Chat, umim: UMIM, merger: PromptMerger) -> Prompt:
     written = write_chat(chat, tokenizer, None, merger.roles)
     ids, ranges = encode_parts(tokenizer, written.text, written.places)
     merged = merger.merge(ids, ranges)
-    options = {"max_new_tokens": _TOKENS, "do_sample": False, "eos_token_id": None}
+    options: dict[str, Any] = {"max_new_tokens": _TOKENS, "do_sample": False, "eos_token_id": None}
     tail = merger.raw_tail
-    written = umim.generate([list(chat)], merge="prompt", raw_tail=tail, **options)
-    return Prompt(ids.tolist(), merged, [int(token) for token in written.ids[0]])
+    made = umim.generate([list(chat)], merge="prompt", raw_tail=tail, **options)
+    return Prompt(ids.tolist(), merged, [int(token) for token in made.ids[0]])
 
 
 def measure(ask: Callable[[list[int], int], Timed], prompts: list[Prompt]) -> Report:
@@ -234,7 +236,7 @@ def measure(ask: Callable[[list[int], int], Timed], prompts: list[Prompt]) -> Re
 def version_of(engine: Engine) -> str:
     """Return the version of the package, as the engine's environment has it."""
     code = f"from importlib.metadata import version; print(version({engine.package!r}))"
-    command = [engine.program.with_name("python"), "-c", code]
+    command = [str(engine.program.with_name("python")), "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -35,7 +35,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ from transformers import LlamaConfig
 from benchmarks.engine import merging_share
 from benchmarks.runner import Benchmark, Gates, Report, alternate, device_name, save, spread
 from benchmarks.subjects import Ids, Subject, llama_config, random_backbone, random_subject
-from umim_core.backbone.backbone import state_difference, state_tolerance
+from umim_core.backbone.backbone import Backbone, state_difference, state_tolerance
 from umim_core.backbone.shape import BackboneShape
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.evaluate import BenchmarkConfig
@@ -359,14 +359,14 @@ def loss_sides(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[s
         return run
 
     def ours(leaf: Tensor) -> tuple[Tensor, Tensor]:
-        head = SimpleNamespace(head_weight=weight, head_bias=None)
+        head = cast(Backbone, SimpleNamespace(head_weight=weight, head_bias=None))
         loss = distill_loss(leaf, teacher, head)
         return loss.kl / shape.rows, loss.total / shape.rows
 
     def plain(leaf: Tensor) -> tuple[Tensor, Tensor]:
         """Hold all logits of both, as one writes it first."""
-        logs = [F.linear(states, weight).float().log_softmax(-1) for states in (leaf, teacher)]
-        loss = F.kl_div(*logs, reduction="sum", log_target=True) / shape.rows
+        own, wanted = (F.linear(s, weight).float().log_softmax(-1) for s in (leaf, teacher))
+        loss = F.kl_div(own, wanted, reduction="sum", log_target=True) / shape.rows
         return loss, loss
 
     def liger(leaf: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.runner import Benchmark, Gates, Report, alternate, rate, ratio, spread, timed
-from benchmarks.subjects import EMBEDDED, SEGMENT, Ids, ids_file, open_ids, whole_segments
+from benchmarks.subjects import EMBEDDED, SEGMENT, ids_file, open_ids, whole_segments
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
+from umim_core.text.token_ids import decode
 
 OURS, LOOP, TOKENIZER = "ours", "Python sets", "tokenizer"
 RULES_OF_PAPER: Final = [216_700, 684_793, 1_266_080]  # of 2, 3, 4 tokens
@@ -72,7 +73,7 @@ def encode(texts: list[str], tokenizer: Any) -> list[NDArray[np.int32]]:
 
 
 def compare(
-    rules: RuleSet, ids: Ids, tokenize: Callable[[], object], rounds: int
+    rules: RuleSet, ids: NDArray[np.integer], tokenize: Callable[[], object], rounds: int
 ) -> tuple[Report, bool]:
     """Run all sides on ids in whole segments [T]; say whether both matchers gave the same spans."""
     segments = np.asarray(ids).reshape(-1, SEGMENT)
@@ -146,10 +147,10 @@ def run(options: argparse.Namespace, report: Report) -> None:
     tokenizer = load_tokenizer(options.tokenizer)
     counts = count_ngrams(*whole_segments(ids[: -options.held_out]), 5)
     searches = {"tau 5": RuleOptions(tau=5), "tau 50": RuleOptions(tau=50)}
-    searches["tau 5, nested"] = RuleOptions(tau=5, **AS_FOUND)
+    searches["tau 5, nested"] = RuleOptions.model_validate({"tau": 5, **AS_FOUND})
     end = ids[-options.held_out :]
-    starts = range(0, len(end), _PIECE_TOKENS)
-    texts = [tokenizer.decode(end[low : low + _PIECE_TOKENS].tolist()) for low in starts]
+    pieces = [end[low : low + _PIECE_TOKENS] for low in range(0, len(end), _PIECE_TOKENS)]
+    texts = [decode(tokenizer, piece.tolist(), special=True) for piece in pieces]
     rest, _ = whole_segments(np.concatenate(encode(texts, tokenizer)))
     report |= {"held_out_tokens": len(rest), "segment_length": SEGMENT, "rule_sets": {}}
     report["equal"] = True

@@ -19,14 +19,13 @@ from benchmarks.answering import RAW_TAIL
 from benchmarks.runner import Benchmark, Report, device_name, tell
 from benchmarks.subjects import Ids
 from umim_core import UMIM
-from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import TargetReduction
 from umim_core.baselines.truncation import Truncation
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import PerplexityResult, perplexity, second_half_perplexity
 from umim_core.evaluation.rule_damage import text_digest
-from umim_core.evaluation.scoring import Scorer, method_scorer
+from umim_core.evaluation.scoring import RequestScorer, Scorer, method_scorer
 from umim_core.text.sources import source_of
 from umim_core.text.token_ids import segment_rows, spread_rows
 from umim_core.text.tokens import first_ids
@@ -40,13 +39,11 @@ def run(options: argparse.Namespace, report: Report) -> None:
     rule = "every checkpoint must have a name of its own"
     require(len({*names}) == len(names), ConfigError, rule, ", ".join(names), "Say NAME=PATH.")
     models: dict[str, UMIM] = {}
-    backbone: Backbone | None = None
+    of_model = {key: getattr(options, key) for key in ("backbone", "dtype", "device")}
     for name, (*_, place) in zip(names, places, strict=True):
-        of_model: Report = {"backbone": backbone}
-        if backbone is None:
-            of_model = {key: getattr(options, key) for key in ("backbone", "dtype", "device")}
         models[name] = UMIM.from_pretrained(place, **of_model)
-        backbone = models[name].backbone
+        of_model = {"backbone": models[name].backbone}
+    backbone = models[names[0]].backbone
     ids = first_ids(source_of(options.test), backbone.require_tokenizer(), _READ)
     cut = segment_rows(ids, options.window)
     rule = f"the text must have {options.rows} rows of {options.window} tokens"
@@ -85,7 +82,8 @@ def _subject(
     read = perplexity(rows, model, batch_size)
     prompts = Scorer(model.reading("prompt", RAW_TAIL), window)
     behind = second_half_perplexity(rows, prompts, batch_size)
-    saving, cut = behind.token_reduction * share, Scorer(model.base(), window)
+    saving = behind.token_reduction * share
+    cut: RequestScorer = Scorer(model.base(), window)
     if saving:
         cut = method_scorer(Truncation(), model.base(), window, TargetReduction(saving))
     return {

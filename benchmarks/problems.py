@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -27,6 +27,7 @@ from umim_core import UMIM
 from umim_core.errors import CorpusError, require
 from umim_core.evaluation.text_metrics import code_tests
 from umim_core.text.documents import read_objects
+from umim_core.text.template_process import Chat
 
 _ENDS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of a function of HumanEval
 _ASKED: Final = "\nPlease reason step by step, and end with the line: The answer is <number>."
@@ -53,7 +54,8 @@ def _value(number: str) -> float:
     return float(number.replace(",", "").replace("$", ""))
 
 
-SETS: Final = {  # new tokens, the prompt, what counts, and what a row has
+Problems = tuple[int, Callable[[Row], str | Chat], Callable[[str, Row], bool], Sequence[str]]
+SETS: Final[dict[str, Problems]] = {  # new tokens, the prompt, what counts, and what a row has
     "humaneval": (
         192,
         lambda row: row["prompt"],

@@ -67,7 +67,7 @@ class Benchmark:
         """
         name = Path(self.measure.__code__.co_filename).stem
         doc = self.measure.__globals__["__doc__"]
-        options = parse(doc, self.options | {"out": Path, "commit": str}, arguments)
+        options = parse(doc, {**self.options, "out": Path, "commit": str}, arguments)
         fix_threads()
         report: Report = {"benchmark": name, "facts": facts(self.libraries, options.commit)}
         with telling(f"benchmarks.{name}"):

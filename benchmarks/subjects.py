@@ -98,14 +98,14 @@ def general_text(umim: UMIM, files: Sequence[Path], tokens: int) -> tuple[Ids, s
 def llama_config(positions: int, **sizes: int) -> LlamaConfig:
     """Return the configuration of a Llama without special tokens."""
     special = {"bos_token_id": None, "eos_token_id": None}
-    return LlamaConfig(max_position_embeddings=positions, **special, **sizes)
+    return LlamaConfig.from_dict({"max_position_embeddings": positions, **special, **sizes})
 
 
 def random_backbone(config: LlamaConfig, *, dtype: str, device: torch.device | str) -> Backbone:
     """Return a backbone of random weights, made on its device."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # transformers' own
             config, dtype=DTYPES[dtype], trust_remote_code=False
         )
     return wrap_backbone(model, None)

@@ -68,7 +68,7 @@ _REMEDY: Final = "Name the recipe that was run, as it was then, and run it with 
 T = TypeVar("T")
 
 
-class FinishedRun(Planner):
+class FinishedRun(Planner[Recipe]):
     """Stands in for a pipeline run: it finds every stage below a root, and builds none."""
 
     def __init__(self, recipe: Recipe, root: Path) -> None:

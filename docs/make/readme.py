@@ -7,7 +7,7 @@ import re
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
@@ -56,7 +56,7 @@ def _calls(size: str) -> dict[str, Report]:
 
 def _above_merging(size: str) -> float:
     config = read_config(resolve_checkpoint(_tools(size)))
-    layers = int(config.backbone_model.config["num_hidden_layers"])
+    layers = cast(int, config.backbone_model.config["num_hidden_layers"])
     return (layers - config.merge_depth) / layers
 
 
@@ -70,8 +70,8 @@ def _english(name: str, subject: str) -> Report:
 
 
 def _printed(table: str, model: str) -> dict[str, list[float]]:
-    rows = read_recipe_file(_PRINTED / f"{table}.yaml")["rows"]
-    return {row[1]: row[2:] for row in rows if row[0] == model}
+    printed: Any = read_recipe_file(_PRINTED / f"{table}.yaml")
+    return {row[1]: row[2:] for row in printed["rows"] if row[0] == model}
 
 
 def _accuracies(model: str) -> Report:
@@ -114,7 +114,7 @@ def _with_blocks(path: Path) -> str:
     for block in re.findall(r"<!-- results:\w+ -->\n.*?<!-- /results:\w+ -->", blocks, re.DOTALL):
         first, last = block.splitlines()[0], block.splitlines()[-1]
         between = re.compile(f"{first}\n.*?{last}", re.DOTALL)
-        text = between.sub(lambda _, block=block: block, text)
+        text = block.join(between.split(text))
     return text
 
 

@@ -70,7 +70,7 @@ def _shown(schema: _Schema) -> str:
         return " or ".join(map(_shown, parts))
     if values := schema.get("enum") or [schema[key] for key in ("const",) if key in schema]:
         return ", ".join(f"`{value}`" for value in values)
-    kind = schema.get("type")
+    kind: str = schema["type"]
     if kind == "array":
         kind = f"list of {_shown(schema['items'])}"
     elif kind == "object":

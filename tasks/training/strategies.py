@@ -47,7 +47,7 @@ class DdpStrategy(AdamWStrategy):
         if world > 1 and (found := rule_rows(objective)) is not None:
             name, rows = found  # their index is the same everywhere: it need not be broadcast
             tensors = (*rows.named_parameters(name), *rows.named_buffers(name))
-            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]  # torch's own
                 objective, [tensor_name for tensor_name, _ in tensors]
             )
         # No parameter is unused; but only so does DDP keep its buckets as they are. Else it packs
