@@ -364,7 +364,9 @@ def test_json_lines_and_arrays_give_the_field_in_order(packer: str, ascii_only: 
         packed = PACKERS[packer](b"\xef\xbb\xbf\r\n " + data + b"\n")
         assert texts(write(f"a.json{packer}", packed)) == [item["text"] for item in ITEMS]
     alone = json.dumps(ITEMS[0], indent=2, ensure_ascii=ascii_only).encode()
-    assert texts(write(f"b.json{packer}", PACKERS[packer](alone))) == [ITEMS[0]["text"]]
+    inner = b'{"first": [\n{"a": 1}\n], ' + alone[1:]
+    for whole in (alone, inner):
+        assert texts(write(f"b.json{packer}", PACKERS[packer](whole))) == [ITEMS[0]["text"]]
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
@@ -399,6 +401,11 @@ def test_bad_lines_are_refused_with_file_and_line_or_skipped_and_counted() -> No
     assert bad.count == most and bad.first.startswith("a.jsonl:2: a line must be JSON")
     with pytest.raises(CorpusError, match=r"at most 17 rows may be bad, first a\.jsonl:2: .*b\.j"):
         read(source.model_copy(update={"max_bad": most - 1}))
+    for torn in (b"{", b'{"a": [', b'{"text":', b'{"text": "x", '):  # no object over lines
+        data = b"\n".join([torn, good, b"", good])
+        assert texts(write("c.jsonl", data), max_bad=1) == ["good"] * 2
+        with pytest.raises(CorpusError, match=r"c\.jsonl:1: a line must be JSON"):
+            texts("c.jsonl")
     write("a.json", b'[1, {"text": "good"}, {"text": "\\ud800"}, {}]')
     bad = BadRows()
     assert list(iter_documents(JsonLines(paths=("a.json",), max_bad=3), bad)) == ["good"]

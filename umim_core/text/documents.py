@@ -249,7 +249,7 @@ def json_rows(file: CorpusFile) -> PlacedRows:
         head = stream.peek(_CHUNK_BYTES)
         if magic := next(filter(head.startswith, _HEADS), None):  # all else may be secret
             raise CorpusError(f"{shown}: rows must be UTF-8", magic, _utf8_remedy(head))
-        if _WHOLE_VALUE.match(head.removeprefix(codecs.BOM_UTF8)):
+        if _is_whole(head.removeprefix(codecs.BOM_UTF8)):
             for number, row in enumerate(_whole(file, stream), 1):
                 yield f"{shown}: item {number}", row
             return
@@ -265,6 +265,19 @@ def json_rows(file: CorpusFile) -> PlacedRows:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
                 yield f"{shown}:{number}", _json_value(line)
+
+
+def _is_whole(head: bytes) -> bool:
+    """Return whether a file begins like one value over several lines, not like a torn first row.
+
+    Behind a torn row stands a whole one, and no bracket that closes what it stands in.
+    """
+    if not _WHOLE_VALUE.match(head):
+        return False
+    lines = [line for line in head.splitlines() if line.strip()]
+    second, third = [*lines[1:3], b"", b""][:2]
+    torn = isinstance(_json_value(second), dict) and third.lstrip()[:1] in (b"", b"{")
+    return head.lstrip()[:1] == b"[" or not torn
 
 
 def _json_value(line: bytes) -> object:
