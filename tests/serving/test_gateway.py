@@ -32,7 +32,7 @@ from support.servers import (
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError
 from umim_core.rules.ruleset import RuleSet
-from umim_core.serving.gateway import Gateway, _documents
+from umim_core.serving.gateway import Gateway, _documents, address_of
 from umim_core.serving.guard import Limits
 from umim_core.serving.openai_api import ApiError
 from umim_core.serving.prompt_merger import PromptMerger
@@ -348,7 +348,9 @@ def test_a_prompt_whose_merging_fails_is_sent_raw(export: Path) -> None:
     tokenizer = load_tokenizer(str(export))
     with OddEngine() as engine:
         engine.answers[COMPLETIONS] = plain(json.dumps(GOOD).encode())
-        with in_thread(Gateway(engine.url, tokenizer, other, Limits()).app(None)) as url:
+        with in_thread(
+            Gateway(address_of(engine.url), tokenizer, other, Limits()).app(None)
+        ) as url:
             assert post(url, COMPLETIONS, prompt=QUESTIONS[0]).status_code == 200
             assert metric(url, 'umim_prompts_unmerged_total{reason="merging"}') == 1
         assert engine.bodies[-1]["prompt"] == tokenizer(QUESTIONS[0])["input_ids"]

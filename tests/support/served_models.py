@@ -14,7 +14,7 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.merging.merged_model import MergedModel
 from umim_core.serving.engine_server import EngineServer
-from umim_core.serving.gateway import Gateway
+from umim_core.serving.gateway import Gateway, address_of
 from umim_core.serving.guard import Limits
 from umim_core.serving.local_engine import BatchSizes, LocalEngine, Served
 from umim_core.serving.prompt_merger import PromptMerger
@@ -40,4 +40,4 @@ def _read(export: Path) -> tuple[PreTrainedTokenizerBase, PromptMerger]:
 
 
 def gateway(upstream: str, export: Path, masks: bool = True, **limits: Any) -> Gateway:
-    return Gateway(upstream, *_read(export), Limits(**limits), upstream_masks=masks)
+    return Gateway(address_of(upstream), *_read(export), Limits(**limits), upstream_masks=masks)

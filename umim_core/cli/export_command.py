@@ -72,7 +72,7 @@ def export(
     rule = f"an export without --text must have at most {_MOST:,} rules"
     remedy = "Add --text FILE: its most useful 8,192 spans are chosen."
     few = bool(sources) or len(rules) <= _MOST
-    require(few, ConfigError, rule, f"{checkpoint} has {len(rules):,}", remedy)
+    require(few, ConfigError, rule, f"{len(rules):,} of {checkpoint}", remedy)
     out.parent.mkdir(parents=True, exist_ok=True)
     with computing(), scratch_folder(out.parent, out.name) as folder:
         for source in sources:

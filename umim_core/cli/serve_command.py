@@ -177,15 +177,16 @@ def serve(
     else:
         from umim_core.backbone.fingerprint import tokenizer_fingerprint
         from umim_core.backbone.tokenizer_files import load_tokenizer
-        from umim_core.serving.gateway import Gateway
+        from umim_core.serving.gateway import Gateway, address_of
         from umim_core.serving.prompt_merger import PromptMerger
 
+        address = address_of(upstream)
         merger = PromptMerger.load(export)  # before its tokenizer, which other folders have, too
         tokenizer = load_tokenizer(str(export), local_files_only=True)
         merger.rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
         if template is not None:
             tokenizer.chat_template = template
-        app = Gateway(upstream, tokenizer, merger, limits, key, upstream_masks).app(token)
+        app = Gateway(address, tokenizer, merger, limits, key, upstream_masks).app(token)
     server.run(app)
 
 

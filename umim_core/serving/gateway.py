@@ -75,7 +75,7 @@ class Gateway(guard.ApiServer):
 
     def __init__(
         self,
-        upstream: str,
+        upstream: httpx.URL,
         tokenizer: PreTrainedTokenizerBase,
         merger: PromptMerger,
         limits: guard.Limits,
@@ -97,7 +97,7 @@ class Gateway(guard.ApiServer):
         if key is not None:
             headers[b"authorization"] = b"Bearer " + key.encode("utf-8", "surrogateescape")
         self._client = httpx.AsyncClient(
-            base_url=_address(upstream),
+            base_url=upstream,
             headers=headers,
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS, pool=_CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=_CONNECTIONS),
@@ -315,7 +315,7 @@ class Gateway(guard.ApiServer):
             raise _broken(type(error).__name__) from error
 
 
-def _address(upstream: str) -> httpx.URL:
+def address_of(upstream: str) -> httpx.URL:
     """Return an address that is safe to show; no other is shown."""
     remedy = "Give http://127.0.0.1:8000; --upstream-key-env names a token."
     rule = "an upstream's address must hold neither user and password nor options"

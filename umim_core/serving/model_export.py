@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import logging as theirs
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import frozen_twin
@@ -94,7 +95,7 @@ def export_model(
 
     def write(directory: Path) -> None:
         save_tokenizer(tokenizer, directory)
-        with _without_deepspeed(), refused_tensors(model.parameters(), directory):
+        with _without_deepspeed(), _silent(), refused_tensors(model.parameters(), directory):
             model.save_pretrained(directory)
         for weights in directory.glob("*.safetensors"):
             weights.chmod(0o644)  # left to the owner alone, but an engine may be another user
@@ -105,6 +106,18 @@ def export_model(
             write_gguf(directory, directory / GGUF, backbone.name)
 
     publish_directory(out, write)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Let transformers draw no progress bar: errors have stderr to themselves."""
+    shown = theirs.is_progress_bar_enabled()
+    theirs.disable_progress_bar()  # type: ignore[no-untyped-call]  # as the next one
+    try:
+        yield
+    finally:
+        if shown:
+            theirs.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
