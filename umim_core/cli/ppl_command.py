@@ -48,27 +48,27 @@ def ppl(
     source = source_of(tuple(files), read_as)
     if source.kind == "dataset" and read_as.split is None:
         source = source.model_copy(update={"split": "test"})
-    from umim_core.backbone.shape import trained_context
     from umim_core.evaluation.windows import document_windows, scored_bytes, second_halves
+    from umim_core.progress import numbered
     from umim_core.text.token_ids import leading_ids
     from umim_core.text.tokens import iter_token_pieces
 
-    config, tokenizer, _ = shared.base_of(model.name)
-    lead = leading_ids(tokenizer)
+    known = shared.base_of(model.name)
+    lead = leading_ids(known.tokenizer)
     most = segment_length // 2 - len(lead)
     rule = f"--context must be at most {most} with --prompt: only the second half of "
     rule += f"{segment_length} tokens is scored"
     remedy = "Lower it, or use longer windows."
     require(not prompt or context_tokens <= most, ConfigError, rule, context_tokens, remedy)
-    pieces = iter_token_pieces(source, tokenizer)
+    pieces = iter_token_pieces(source, known.tokenizer)
     cut = document_windows(pieces, segment_length, context_tokens, lead)
     windows = [window for _, window in zip(range(max_segments), cut, strict=False)]
+    del pieces, cut  # rows that were skipped are told now
     rule = "perplexity needs at least two tokens of a document"
     require(bool(windows), CorpusError, rule, "one token", "Give more text.")
     longest = max(len(window.ids) for window in windows)
-    positions = trained_context(config.backbone, config.backbone_revision)
-    rule = f"windows must fit the {positions} positions of {config.backbone}"
-    fits = positions is None or longest - 1 <= positions  # the last token is never fed
+    rule = f"windows must fit the {known.positions} positions of {known.name}"
+    fits = known.positions is None or longest - 1 <= known.positions  # the last token is never fed
     require(fits, ConfigError, rule, f"{longest} tokens", "Lower --segment-length.")
     from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
     from umim_core.evaluation.scoring import Scorer
@@ -91,7 +91,7 @@ def ppl(
             perplexity(rows, side, batch_size, given=contexts)
             for side in (merged_model.base(), merged_model)
         )
-    size = scored_bytes(windows, lead, tokenizer)
+    size = scored_bytes(windows, lead, known.tokenizer)
     ratio, error = ours.increase_over(base)
     figures = {
         "ppl_base": base.ppl,
@@ -119,7 +119,8 @@ def ppl(
         f"{'base':6}{base.ppl:12.3f}{base.bits_per_byte(size):12.4f}{0:8.1%}",
         f"{'UMIM':6}{ours.ppl:12.3f}{ours.bits_per_byte(size):12.4f}{ours.token_reduction:8.1%}",
         f"ratio {math.exp(ratio):.3f}{spread}; {ours.targets:,} tokens ({size:,} bytes) in "
-        f"{len(windows)} windows of at most {segment_length} tokens, {context_tokens} of context",
+        f"{numbered(len(windows), 'window')} of at most {segment_length} tokens, "
+        f"{context_tokens} of context",
     ]
     if prompt:
         lines.append(

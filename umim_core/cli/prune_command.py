@@ -65,7 +65,6 @@ def prune(
             per saved token; prompts merge by all that stay.
         decode_tr: The same by effect: the cheapest rules, and ties, that reach this reduction.
     """
-    from umim_core.backbone.shape import trained_context
     from umim_core.checkpoint.checkpoint_index import own_place
     from umim_core.rules.protect import protected_ids
     from umim_core.rules.pruning import cut_to_reduction, keep_all, prune_by_damage, rules_under
@@ -82,13 +81,12 @@ def prune(
     _check_place(place, damage)
     sources = sources_of([tuple(names) for names in (files, heldout) if names], read_as)
     table = None if damage is None else _named_table(damage)
-    config, tokenizer, options = shared.base_of(checkpoint)
+    base = shared.base_of(checkpoint)
     patterns = (*(() if keep_digits else ("digits",)), *(protect or ()))
-    protected_ids(tokenizer, patterns)  # a bad pattern is refused before minutes of work
-    length = options.segment_length or shared.SEGMENT_LENGTH
-    positions = trained_context(config.backbone, config.backbone_revision)
-    length = min(length, positions or length)  # rules may be of longer segments
-    rows, heldout_rows = _rows(tokenizer, length, sources, limit)
+    protected_ids(base.tokenizer, patterns)  # a bad pattern is refused before minutes of work
+    length = base.rules.segment_length or shared.SEGMENT_LENGTH
+    length = min(length, base.positions or length)  # rules may be of longer segments
+    rows, heldout_rows = _rows(base.tokenizer, length, sources, limit)
     from umim_core import UMIM
     from umim_core.backbone.devices import default_device
     from umim_core.evaluation.rule_damage import text_digest
@@ -115,7 +113,7 @@ def prune(
     if target_tr is None:
         cut = keep_all(table, text)
     else:
-        cut = prune_by_damage(table, text, target_tr, tokenizer, patterns)
+        cut = prune_by_damage(table, text, target_tr, base.tokenizer, patterns)
     if decode_tr is not None:
         price = cut.rules.require_prices()
         bound = cut_to_reduction(cut.rules, price, text, decode_tr).dearest

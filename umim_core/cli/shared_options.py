@@ -26,7 +26,6 @@ from umim_core.errors import ConfigError, CorpusError, require
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from umim_core.checkpoint.checkpoint_files import CheckpointConfig
     from umim_core.checkpoint.checkpoint_index import OwnPlace
     from umim_core.config.rule_options import RuleOptions
     from umim_core.model.umim import UMIM
@@ -188,11 +187,19 @@ def given_text(argument: str | None) -> str:
         raise CorpusError("stdin must be UTF-8", str(error), "Convert the text.") from error
 
 
-def base_of(checkpoint: str) -> tuple[CheckpointConfig, PreTrainedTokenizerBase, RuleOptions]:
-    """Return a checkpoint's configuration, its model's tokenizer and how its rules were mined.
+@dataclass(frozen=True)
+class Base:
+    """The model of a checkpoint, of which no weights are read."""
 
-    No weights are read: what a corpus lacks is told in seconds, however large the model.
-    """
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    positions: int | None  # None: not bounded, or not known
+    rules: RuleOptions  # how the checkpoint's rules were mined
+
+
+def base_of(checkpoint: str) -> Base:
+    """Return what a corpus is checked against: in seconds, however large the model."""
+    from umim_core.backbone.shape import trained_context
     from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
     from umim_core.model.hub import fetch_checkpoint
@@ -200,8 +207,9 @@ def base_of(checkpoint: str) -> tuple[CheckpointConfig, PreTrainedTokenizerBase,
 
     place = resolve_checkpoint(fetch_checkpoint(checkpoint))
     config = read_config(place)
-    tokenizer = load_tokenizer(config.backbone, revision=config.backbone_revision)
-    return config, tokenizer, RuleSet.load(place / "rules").options
+    name, revision = config.backbone, config.backbone_revision
+    tokenizer, positions = load_tokenizer(name, revision=revision), trained_context(name, revision)
+    return Base(name, tokenizer, positions, RuleSet.load(place / "rules").options)
 
 
 def text_of(path: Path, option: str) -> str:
