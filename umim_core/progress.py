@@ -185,6 +185,11 @@ def counted(
             logger.info("%s", line)
 
 
+def numbered(count: int, noun: str) -> str:
+    """Return ``1 row`` or ``1,234 rows``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """Return a time for people: ``45 s``, ``12 min``, ``3 h 20 min``."""
     if seconds < 90:

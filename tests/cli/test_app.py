@@ -67,7 +67,8 @@ REFUSED = {
     "bench -c checkpoint --new-tokens 60 --device cpu": "a prompt 8 of the model's 64 positions; g",
     "path umim-docs-llama/..": "a name must be one of",
     "path umim-smollm2-135m --part backbone": "It is a checkpoint, of the backbone smollm2-135m",
-    "path umim-docs-llama --tasks": "NAME has no part in --tasks; got NAME umim-docs-llama",
+    "path umim-docs-llama --tasks": "NAME must be left out with --tasks; got NAME umim-docs-llama",
+    "path --tasks --part backbone": "--part must be left out with --tasks; got --part backbone",
     "init model": "--rules must be a rule directory; got nothing. Make one: umim mine",
     "init absent --rules rules --out rules/new": "an output directory must not lie in another res",
     "train model a.txt --rules rules --steps 1 --out rules/new": "rules/new. Choose a place ",
@@ -79,6 +80,10 @@ REFUSED = {
     "import absent --backbone model --out old": "the output directory must not exist",
     "train absent a.txt --rules rules --out old": "the output directory must not exist",
     "tune absent a.txt --out old": "the output directory must not exist",
+    **{
+        f"{line} loop": "a file must be within reach; got Symlink loop from '"
+        for line in ("compress x --html loop/x -c", f"{MINE} --out", f"{TRAIN} --out")
+    },
     **{
         f"{line} a.txt": "the output file must not exist; got a.txt"
         for line in (
@@ -146,6 +151,7 @@ REFUSED = {
     f"{GATEWAY} --export x m": "--upstream merges by",
     f"{GATEWAY} --export x --base": "and runs none; got --export x, checkpoint None, --base True",
     f"{GATEWAY} --export none --upstream-key-env UMIM_NOT_SET": "--upstream-key-env must name a ",
+    f"{SERVE} --upstream 127.0.0.1 --export none": "an upstream must be the address of a server",
     f"{GATEWAY} --max-rows 16": "got --max-rows 16.",
     f"{GATEWAY} --export old": "old",
     f"{SERVE} umim-docs-llama --base --merge all": "merges nothing",
@@ -158,6 +164,7 @@ def test_a_broken_rule_is_told_and_leaves_nothing(
     umim: Umim, workplace: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     (workplace / "old").mkdir()
+    (workplace / "loop").symlink_to("loop")
     (workplace / "one.txt").write_text("w1")
     (workplace / "empty.txt").write_text("")
     np.save("ids.npy", np.full(1024, 5000, dtype=np.uint16))

@@ -105,7 +105,7 @@ def test_ppl_agrees_with_the_library_and_prints_both_models(
     head, base, ours, foot = umim(*called).out.splitlines()
     assert head.split() == ["token", "PPL", "bits/byte", "TR"]
     assert (base.split()[0], base.split()[-1], ours.split()[-1]) == ("base", "0.0%", "54.5%")
-    assert "10 tokens" in foot and "1 windows of at most 512 tokens, 0 of context" in foot
+    assert "10 tokens" in foot and "1 window of at most 512 tokens, 0 of context" in foot
 
 
 def test_ppl_of_prompts_merges_as_generate_does(
@@ -359,6 +359,7 @@ def test_json_describes_the_rules_of_a_directory_or_a_checkpoint(
     assert rules.origin.record().items() <= found.items()
     assert (found["tau"], found["digest"]) == (5, rules.digest)
     assert (found["infix_free"], found["heldout"], found["leaks"]) == (True, None, None)
+    assert umim("rules", "checkpoint", "--heldout", "ids.npy").code == 0  # its model is not here
 
 
 @pytest.mark.parametrize(
@@ -390,9 +391,10 @@ def test_the_table_shows_orders_spans_and_the_reduction(umim: Umim, folder: Path
     assert "Token reduction 50.00% by 6 merged spans: 2-grams 66.7%, 3-grams 33.3%" in result.out
 
 
-def test_the_rules_of_a_model_that_is_not_here_are_ids(
-    umim: Umim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_rules_of_a_checkpoint_are_texts_or_ids_where_its_model_is_not_here(
+    umim: Umim, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert all(rule["text"] for rule in document(umim("rules", tiny_checkpoint, "--json"))["top"])
     monkeypatch.setenv("UMIM_MODELS", str(tmp_path))
     result = umim("rules", "umim-qwen-coder-0.5b-tools")
     assert result.code == 0 and "shown as token ids: their tokenizer is not here: " in result.out

@@ -85,6 +85,9 @@ def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
     assert [(one.prompt, one.reply) for one in found] == [(prompt, reply)] * (2 * len(rows) + 4)
     assert len({one.conversation for one in found}) == 1
     assert not left.reasons
+    (tmp_path / "export.json").write_text(json.dumps({"data": [rows[0], "one that failed"]}))
+    assert len(list(read_requests((f"{tmp_path}/export.json",), None, left))) == 1
+    assert left.reasons == {"row that is no JSON object": 1}
 
 
 LONE = {

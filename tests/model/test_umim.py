@@ -164,6 +164,7 @@ def test_perplexity_is_that_of_the_evaluation_and_a_text_has_its_bos(
     assert starting.perplexity(rows, merge=merge) == theirs
     assert starting.perplexity([TEXT, "w5 w6 w2 w3"], merge=merge) == theirs
     bare = starting.perplexity([np.array(IDS)], merge=merge)
+    assert starting.perplexity(torch.tensor([IDS]), merge=merge) == bare
     assert starting.perplexity(TEXT, merge=merge, add_special_tokens=False) == bare
 
 

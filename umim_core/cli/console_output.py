@@ -77,15 +77,20 @@ def telling(program: str) -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
-    except (OSError, UmimError) as error:
+    except (OSError, RuntimeError, UmimError) as error:
         broken = error if isinstance(error, UmimError) else _broken(error)
         notes = getattr(broken, "__notes__", [])
         typer.echo(scrubbed("\n".join([f"{program}: error: {broken}", *notes])), err=True)
         raise SystemExit(1) from None
 
 
-def _broken(error: OSError) -> UmimError:
+def _broken(error: OSError | RuntimeError) -> UmimError:
     """Return what the system refuses of stdout, or of a file by name, as an error; raise others."""
+    rule, remedy = "a file must be within reach", "Check its path and who may read it."
+    if isinstance(error, RuntimeError):
+        if not str(error).startswith("Symlink loop"):  # pathlib's word for ELOOP
+            raise error
+        return ArtifactError(rule, str(error), remedy)
     if error.filename is None and error.errno in _FULL:
         # What could not be written would be tried again, and complained about, at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -93,6 +98,5 @@ def _broken(error: OSError) -> UmimError:
     if error.filename is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return unwritable(Path(str(error.filename)), 0, error)
     if error.filename is not None and error.errno in _OUT_OF_REACH:
-        rule, found = "a file must be within reach", f"{error.filename}: {error.strerror}"
-        return ArtifactError(rule, found, "Check its path and who may read it.")
+        return ArtifactError(rule, f"{error.filename}: {error.strerror}", remedy)
     raise error

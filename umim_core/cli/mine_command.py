@@ -80,9 +80,11 @@ def mine(
 
 
 def _lines(report: MiningReport, out: Path) -> list[str]:
+    from umim_core.progress import numbered
+
     lines = [
-        f"{report.tokens:,} tokens in {report.segments:,} segments, "
-        f"{report.documents:,} documents; tau {report.tau}",
+        f"{report.tokens:,} tokens in {numbered(report.segments, 'segment')}, "
+        f"{numbered(report.documents, 'document')}; tau {report.tau}",
         "",
     ]
     steps = {"frequent": report.raw, "overlap": report.overlap, "rules": report.rules}

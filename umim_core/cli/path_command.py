@@ -20,6 +20,7 @@ from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 
 
 def path(
+    context: typer.Context,
     name: MaybeArgument = None,
     part: Asset = "checkpoint",
     tasks: bool = False,
@@ -35,7 +36,9 @@ def path(
         tasks: Print the folder for lm-eval's --include_path.
     """
     if tasks:
-        shared.refuse_ignored({"NAME": name}, "has no part in --tasks")
+        rule = "must be left out with --tasks"
+        shared.refuse_ignored({"NAME": name}, rule)
+        shared.refuse_named(context, ("part",), rule)
         emit({"tasks": str(TASKS_FOLDER)}, [str(TASKS_FOLDER)], as_json)
         return
     if name is None:

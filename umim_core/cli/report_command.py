@@ -67,11 +67,13 @@ def report(
 
 
 def _lines(measured: TrafficReport, left: Left) -> list[str]:
+    from umim_core.progress import numbered
     from umim_core.traffic.report import NAMES, ROWS
 
     total = measured.prompt_tokens
     lines = [
-        f"{measured.requests:,} requests of {measured.conversations:,} conversations, "
+        f"{numbered(measured.requests, 'request')} of "
+        f"{numbered(measured.conversations, 'conversation')}, "
         f"{total:,} prompt tokens, {measured.reply_tokens:,} tokens of replies",
         *left.lines("not counted: "),
         "",

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from umim_core.checkpoint.checkpoint_files import named_place, read_config
+from umim_core.checkpoint.checkpoint_files import named_place, read_config, resolve_checkpoint
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.cli.documented import OfFile
-from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.errors import ArtifactError, BackboneError, ConfigError
+from umim_core.embedded.assets import embedded_names
+from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError
 from umim_core.text.reading import Reading
 
 if TYPE_CHECKING:
@@ -40,18 +41,20 @@ def rules(
     Options:
         directory: Rule directory, checkpoint or embedded name.
         heldout: Held-out text or .npy ids; may be repeated.
-        tokenizer: Embedded name, directory or hub id; known for an embedded DIR.
+        tokenizer: Embedded name, directory or hub id; known for a checkpoint.
         scan: Look for addresses, keys, numbers; status 1 if any.
     """
     from umim_core.rules.inspection import top_rules, visible
     from umim_core.rules.leaks import scan_rules
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.text.sources import sources_of
+    from umim_core.text.sources import TokenIds, sources_of
     from umim_core.text.token_ids import decode
 
-    shipped = embedded_path(directory, "checkpoint") if tokenizer is None else None
-    if shipped is not None:
-        tokenizer = read_config(shipped).backbone
+    of_checkpoint, revision = tokenizer is None, None
+    if tokenizer is None:
+        with suppress(ArtifactError, CheckpointError):  # a rule directory, say
+            config = read_config(resolve_checkpoint(directory))
+            tokenizer, revision = config.backbone, config.backbone_revision
     if scan and tokenizer is None:
         raise ConfigError("a scan needs a tokenizer to read the rules", "none", "Add --tokenizer.")
     sources = sources_of([tuple(heldout)] if heldout else [], read_as)
@@ -61,9 +64,10 @@ def rules(
         from umim_core.backbone.tokenizer_files import load_tokenizer
 
         try:
-            known = load_tokenizer(tokenizer)
+            known = load_tokenizer(tokenizer, revision=revision)
         except BackboneError as error:  # of a model that is fetched by hand, say
-            if shipped is None or scan or sources:
+            texts = not all(isinstance(source, TokenIds) for source in sources)
+            if not of_checkpoint or scan or texts:
                 raise
             why = f"their tokenizer is not here: {error.value}. {error.remedy}"
     if known is not None:
@@ -185,13 +189,16 @@ def _orders(rules: RuleSet) -> list[str]:
 
 
 def _heldout(measured: dict[str, Any]) -> list[str]:
+    from umim_core.progress import numbered
+
     coverage = measured["coverage"]
-    documents = "" if measured["documents"] is None else f", {measured['documents']:,} documents"
+    count, segments = measured["documents"], numbered(coverage["segments"], "segment")
+    documents = "" if count is None else f", {numbered(count, 'document')}"
     spans = coverage["spans"]
     total = sum(spans.values())
     shares = ", ".join(f"{n}-grams {count / max(1, total):.1%}" for n, count in spans.items())
     return [
-        f"Held-out text: {coverage['tokens']:,} tokens in {coverage['segments']:,} segments of "
+        f"Held-out text: {coverage['tokens']:,} tokens in {segments} of "
         f"{measured['segment_length']:,}{documents}",
         f"Token reduction {coverage['token_reduction']:.2%} by {total:,} merged spans: {shares}",
     ]

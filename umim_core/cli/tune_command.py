@@ -66,7 +66,7 @@ def tune(
     from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.checkpoint.checkpoint_files import read_config
     from umim_core.checkpoint.checkpoint_index import own_place
-    from umim_core.progress import counted, logger
+    from umim_core.progress import counted, logger, numbered
     from umim_core.serving.model_export import check_exportable
     from umim_core.store.publication import check_own
     from umim_core.text.roles import check_roles
@@ -94,7 +94,7 @@ def tune(
     found = left.lines()
     remedy = "Log other requests, or name a model with a chat template."
     require(bool(rows), CorpusError, rule, "; ".join(found) or "none", remedy)
-    for line in [f"{len(rows):,} requests to tune on", *left.lines("not counted: ")]:
+    for line in [f"{numbered(len(rows), 'request')} to tune on", *left.lines("not counted: ")]:
         logger.info("%s", line)  # before hours of training
     options = TuneOptions(job, merging, spans, longest)
     began = time.monotonic()

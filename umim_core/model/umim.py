@@ -383,7 +383,8 @@ class UMIM:
         """
         check_merge(merge, ("all", "none"))
         model = self.merged_model.base() if merge == "none" else self.merged_model
-        items = [texts] if isinstance(texts, str) else texts
+        items: Any = [texts] if isinstance(texts, str) else texts
+        items = items.numpy(force=True) if isinstance(items, torch.Tensor) else items
         several = is_list(items) or isinstance(items, np.ndarray)
         rule, remedy = "perplexity is of a text, or of a list of them", "Put it into a list."
         require(several, EvaluationError, rule, type(texts).__name__, remedy)

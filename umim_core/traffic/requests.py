@@ -143,7 +143,7 @@ def _unwrapped(place: str, row: object) -> Iterator[tuple[str, object]]:
     fields = row if isinstance(row, dict) else {}
     for name, value in fields.items():
         items = value if isinstance(value, list) else []
-        requests = items and all(isinstance(item, dict) and "messages" in item for item in items)
+        requests = any(isinstance(item, dict) and "messages" in item for item in items)
         if requests and not any("messages" in each for _, each in _objects(fields)):
             yield from ((f"{place}, {name} {number}", x) for number, x in enumerate(items, 1))
             return

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from umim_core.config.recipe import TrainConfig
 from umim_core.errors import CorpusError, NumericalError, require
-from umim_core.progress import duration
+from umim_core.progress import duration, numbered
 from umim_core.progress import logger as progress_logger
 from umim_core.training.objectives import Objective
 from umim_core.training.optimizer import Strategy, linear_warmup_decay
@@ -58,7 +58,8 @@ def train(
     rule = "training needs at least one row"
     require(objective.num_items > 0, CorpusError, rule, 0, "Give more text or shorter rows.")
     most = config.max_epochs * objective.num_items
-    rule = f"a batch must be at most {most:,} rows, {config.max_epochs:,} epochs of them"
+    epochs = numbered(config.max_epochs, "epoch")
+    rule = f"a batch must be at most {numbered(most, 'row')}, {epochs} of them"
     remedy = "Lower the batch size, or give more text."
     require(config.batch_size <= most, CorpusError, rule, config.batch_size, remedy)
     total = planned_steps(config, objective.num_items)
@@ -99,13 +100,15 @@ def _tell_plan(
     what the validation of as many rows takes. The later lines count what was measured.
     """
     if total < config.max_steps:
-        epochs = f"{config.max_epochs:,} epochs of {objective.num_items:,} rows are {total:,} steps"
-        progress_logger.warning("%s, fewer than the %s asked for", epochs, f"{config.max_steps:,}")
+        read = f"{numbered(config.max_epochs, 'epoch')} of {numbered(objective.num_items, 'row')}"
+        made, asked = numbered(total, "step"), f"{config.max_steps:,}"
+        progress_logger.warning("%s: %s, fewer than the %s asked for", read, made, asked)
     steps = total - done
     validations = math.ceil(total / config.validate_every) - done // config.validate_every
     rows = min(objective.num_valid, config.validation_rows)
     line = (
-        f"{steps:,} steps of {config.batch_size} rows and {validations} validations of {rows} rows"
+        f"{numbered(steps, 'step')} of {numbered(config.batch_size, 'row')} and "
+        f"{numbered(validations, 'validation')} of {numbered(rows, 'row')}"
     )
     if seconds is not None:
         step = 1.5 * seconds * config.batch_size / rows

@@ -74,10 +74,10 @@ def test_fewer_steps_than_were_asked_for_are_told(
     goal, config = run.objective(), SHORT.model_copy(update={"max_epochs": 1, "max_steps": 10**9})
     with caplog.at_level("INFO", "umim.progress"):
         result, _ = trained(goal, run.folder, config)
-    told = f"1 epochs of {goal.num_items} rows are {result.progress.step} steps, fewer than the"
+    told = f"1 epoch of {goal.num_items} rows: {result.progress.step} steps, fewer than the"
     assert any(line.startswith(told) for line in caplog.messages)
     endless = config.model_copy(update={"batch_size": goal.num_items + 1})
-    with pytest.raises(CorpusError, match=r"a batch must be at most .* 1 epochs of them; got"):
+    with pytest.raises(CorpusError, match=r"a batch must be at most .* 1 epoch of them; got"):
         trained(goal, run.folder / "endless", endless)
 
 
