@@ -17,6 +17,7 @@ from typing import Final
 from tasks.report.charts import APART, Line, Panel, chart, svg_file
 from tasks.report.comparison import shown_name
 from tasks.report.render import Report, page
+from tasks.run.recipes import recipe_names
 from umim_core.adaptation.settings import ADAPTED, WT, find_setting, setting_names
 
 CONTROL: Final = "control"
@@ -178,6 +179,7 @@ def adaptation_page(report: Report, figure: str = "adaptation.svg") -> str:
     shown = {
         "title": _TITLE,
         "file": figure,
+        "shipped": f"adaptation/{report['name']}" in recipe_names("adaptation/"),
         "clearly": CLEARLY,
         "places": places,
         "settings": [find_setting(n) if n in known else {"name": n} for n in names],

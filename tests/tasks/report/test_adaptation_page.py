@@ -163,3 +163,17 @@ def test_what_merges_is_compared_with_controls_that_do_not() -> None:
     assert "WT + DPO was not run" in page
     without = [one for one in points() if one["kind"] == "setting"]
     assert "what training alone would give is not known" in adaptation_page(adaptation(without))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "docstrings-llama",
+            "`python -m flows run adaptation/docstrings-llama` measures it again.",
+        ),
+        ("tiny", "`python -m flows run` with the path of its file measures it again."),
+    ],
+)
+def test_the_command_of_the_page_finds_its_recipe(name: str, said: str) -> None:
+    assert said in adaptation_page(adaptation(name=name))
