@@ -28,7 +28,7 @@ GATEWAY = f"{SERVE} --upstream http://127.0.0.1:1"
 # What a command says of a broken rule; each rule of the library stands once, at its owner.
 REFUSED = {
     "compress x -c no-such": "a checkpoint must be one of",
-    f"{GATEWAY} --export model": "umim_spans.json must exist; got model",
+    f"{GATEWAY} --export model": "that umim export wrote; got model. Write one: umim export",
     **{
         f"{line} {name}": said
         for line in (
@@ -66,6 +66,7 @@ REFUSED = {
     "bench -c checkpoint --lengths 99": "new tokens must fit the backbone's 64 positions",
     "bench -c checkpoint --new-tokens 60 --device cpu": "a prompt 8 of the model's 64 positions; g",
     "path umim-docs-llama/..": "a name must be one of",
+    "path nowhere --part backbone": "Other models are named by directory, .gguf file or hub rep",
     "path umim-smollm2-135m --part backbone": "It is a checkpoint, of the backbone smollm2-135m",
     "path umim-docs-llama --tasks": "NAME must be left out with --tasks; got NAME umim-docs-llama",
     "path --tasks --part backbone": "--part must be left out with --tasks; got --part backbone",
@@ -153,7 +154,7 @@ REFUSED = {
     f"{GATEWAY} --export none --upstream-key-env UMIM_NOT_SET": "--upstream-key-env must name a ",
     f"{SERVE} --upstream 127.0.0.1 --export none": "an upstream must be the address of a server",
     f"{GATEWAY} --max-rows 16": "got --max-rows 16.",
-    f"{GATEWAY} --export old": "old",
+    f"{GATEWAY} --export old": "--export must be a directory that umim export wrote; got old. Writ",
     f"{SERVE} umim-docs-llama --base --merge all": "merges nothing",
     f"{SERVE} umim-docs-lama": "umim-docs-lama",
 }

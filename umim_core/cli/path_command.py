@@ -79,7 +79,10 @@ def _place(name: str, part: Asset) -> Path:
         place = packaged_directory(name, local_files_only=True)
     if place is None:
         known = _all(part)
-        remedy = did_you_mean(name, known) or f"Others are looked for under {artifact_root()}."
+        others = f"Others are looked for under {artifact_root()}."
+        if part == "backbone":
+            others = "Other models are named by directory, .gguf file or hub repository."
+        remedy = did_you_mean(name, known) or others
         if part == "checkpoint" and name in PACKAGED:
             remedy = "It is a backbone: add --part backbone."
         elif (made := embedded_path(name, "checkpoint") or own_checkpoint(name)) is not None:

@@ -97,15 +97,14 @@ def rules(
         "heldout": measured,
         "leaks": None if leaks is None else [asdict(leak) for leak in leaks],
     }
-    lines = [*_head(ruleset), "", *_orders(ruleset), ""]
+    lines = [*_head(ruleset), "", *_orders(ruleset)]
     if most:
-        lines += ["Most frequent", f"{'count':>12}{'n':>4}   span"]
+        lines += ["", "Most frequent", f"{'count':>12}{'n':>4}   span"]
         for rule in most:
             text = " ".join(map(str, rule["ids"])) if known is None else visible(rule["text"])
             lines.append(f"{rule['count']:>12,}{len(rule['ids']):>4}   {text}")
-        lines.append("")
     if known is None:
-        lines += [f"Rules are shown as token ids: {why.rstrip('.')}."]
+        lines += ["", f"Rules are shown as token ids: {why.rstrip('.')}."]
     if measured is not None:
         lines += ["", *_heldout(measured)]
     if leaks is not None:

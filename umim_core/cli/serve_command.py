@@ -179,8 +179,12 @@ def serve(
         from umim_core.backbone.tokenizer_files import load_tokenizer
         from umim_core.serving.gateway import Gateway, address_of
         from umim_core.serving.prompt_merger import PromptMerger
+        from umim_core.serving.span_files import RECORD
 
         address = address_of(upstream)
+        rule = "--export must be a directory that umim export wrote"
+        remedy = "Write one: umim export CHECKPOINT --out DIR."
+        require((export / RECORD).is_file(), ConfigError, rule, str(export), remedy)
         merger = PromptMerger.load(export)  # before its tokenizer, which other folders have, too
         tokenizer = load_tokenizer(str(export), local_files_only=True)
         merger.rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
