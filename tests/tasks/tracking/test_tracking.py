@@ -324,7 +324,7 @@ def test_a_record_that_the_store_refuses_lets_the_others_pass(
     tracker = Tracker(store, tmp_path / "root")
     tracker.pipeline_run("p", {"a": 1})
     tracker.pipeline_run("p", {"a": 2})  # MLflow never changes a parameter
-    tracker.attach("p", [tmp_path / "absent.txt"])
+    tracker.attach("p", [Path("/absent.txt")])  # short: an error shows the first 200 characters
     tracker.finish("p")
     run = held(store)["pipeline p"]
     assert (run["status"], run["params"]) == ("FINISHED", {"a": "1"})
