@@ -55,6 +55,8 @@ def test_compress_prints_units_and_figures_of_an_argument_or_of_stdin(
         shown = umim("compress", *argument, "-c", tiny_checkpoint, stdin=TEXT.encode())
         figures = "11 tokens -> 5 units, 3 merged spans, token reduction 54.5%"
         assert shown.code == 0 and figures in shown.out
+    one = umim("compress", "w1 w2", "-c", tiny_checkpoint).out
+    assert "2 tokens -> 1 unit, 1 merged span, token reduction 50.0%" in one
 
 
 @pytest.mark.parametrize("name", embedded_names())

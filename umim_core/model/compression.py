@@ -15,6 +15,7 @@ from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config
 from umim_core.config.form import check_raw_tail
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.showing import Decode, Piece, Shown, View, unit_texts
+from umim_core.progress import numbered
 from umim_core.rules.matcher import Matcher, segment_parts
 from umim_core.rules.pruning import within_budget
 from umim_core.rules.ruleset import RuleSet
@@ -62,8 +63,9 @@ class Compression(Shown):
     @property
     def summary(self) -> str:
         return (
-            f"{len(self.ids)} tokens -> {len(self.units)} units, "
-            f"{len(self.spans)} merged spans, token reduction {self.token_reduction:.1%}"
+            f"{numbered(len(self.ids), 'token')} -> {numbered(len(self.units), 'unit')}, "
+            f"{numbered(len(self.spans), 'merged span')}, "
+            f"token reduction {self.token_reduction:.1%}"
         )
 
     @property

@@ -11,6 +11,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge
 from umim_core.inference.outputs import Generation, Row, TopTokens
 from umim_core.model.showing import Shown, View, merged_pieces
+from umim_core.progress import numbered
 
 T = TypeVar("T")
 
@@ -90,8 +91,9 @@ class GenerationOutput(Generation, Shown):
         pieces = merged_pieces(ids, spans, self.backbone.decode, border)
         saved = round(row.gen_kv_reduction * max(0, row.generated - 1))
         summary = (
-            f"{border} prompt tokens -> {row.prompt_units} units, token reduction "
-            f"{row.token_reduction:.1%}; {row.generated} generated tokens, {saved} of their "
+            f"{numbered(border, 'prompt token')} -> {numbered(row.prompt_units, 'unit')}, "
+            f"token reduction {row.token_reduction:.1%}; "
+            f"{numbered(row.generated, 'generated token')}, {saved} of their "
             f"cache entries saved, cumulative KV TR {row.cumulative_kv_reduction:.1%}; first "
             f"token after {1000 * self.timings.first_token:,.0f} ms"
         )
