@@ -50,7 +50,7 @@ class TokenJob:
     source: Source
     directory: Path  # of the split
     tokenizer: TokenizerRef
-    limit: int | None = None
+    limit: int | None
 
     @property
     def place(self) -> Path:
@@ -68,12 +68,8 @@ class Tokenized:
 Outcome = Tokenized | UmimError
 
 
-def split_jobs(
-    split: str,
-    source: Source,
-    directory: Path,
-    tokenizer: TokenizerRef,
-    limit: int | None = None,
+def _jobs(
+    split: str, source: Source, directory: Path, tokenizer: TokenizerRef, limit: int | None
 ) -> list[TokenJob]:
     """Return the jobs of a split: one per file, in canonical order."""
     source = source.absolute()
@@ -110,9 +106,13 @@ def _load(ref: TokenizerRef) -> PreTrainedTokenizerBase:
 
 
 def tokenize_splits(
-    splits: Mapping[str, Sequence[TokenJob]], lease: ClusterLease
+    sources: Mapping[str, Source],
+    out: Path,
+    tokenizer: TokenizerRef,
+    lease: ClusterLease,
+    limits: Mapping[str, int | None],
 ) -> dict[str, Tokenized]:
-    """Run the jobs of all splits and join their parts.
+    """Tokenise all splits into ``out/<split>``, of some only the first tokens (``limits``).
 
     A corpus of one file per split is tokenised in this process, with the tokenizer's own threads:
     starting Ray's workers would take longer than most such corpora. The function that tokenises a
@@ -121,6 +121,10 @@ def tokenize_splits(
     Returns:
         Parts and bad rows per split; the same whatever the workers.
     """
+    splits = {
+        split: _jobs(split, source, out / split, tokenizer, limits.get(split))
+        for split, source in sources.items()
+    }
     alone = max(map(len, splits.values())) == 1
     outcomes: dict[str, list[Outcome]] = {split: [] for split in splits}
     while wave := [one for split in splits for one in _next(splits[split], outcomes[split])]:

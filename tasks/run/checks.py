@@ -22,6 +22,7 @@ from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoin
 from umim_core.config.adaptation_recipe import AdaptationRecipe, QuestionFiles
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.evaluate import BenchmarkConfig, HeadlineConfig
+from umim_core.config.model_base import SPLITS
 from umim_core.config.recipe import Device, Recipe, RunRecipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError, require
@@ -30,7 +31,7 @@ from umim_core.rules.protect import compiled_pattern
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import MANIFEST, read_manifest
 from umim_core.store.disk import check_writable
-from umim_core.task_sets.spec import SPLITS, QuestionForm
+from umim_core.task_sets.spec import QuestionForm
 from umim_core.text.sources import HubDataset, Source
 
 _MINING: Final = "umim-mine"  # it needs no device

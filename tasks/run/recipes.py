@@ -9,11 +9,12 @@ from umim_core.adaptation.settings import adaptation_steps
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.corpus import corpus_kinds
+from umim_core.config.model_base import SPLITS
 from umim_core.config.recipe import Recipe
 from umim_core.config.recipe_files import AnyRecipe, load_any_recipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ConfigError, did_you_mean, require
-from umim_core.task_sets.spec import SPLITS, TASKS
+from umim_core.task_sets.spec import TASKS
 
 RECIPES = CHECKOUT / "infra" / "recipes"
 

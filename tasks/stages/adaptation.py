@@ -26,6 +26,7 @@ from umim_core.adaptation.settings import BASE, WT, adaptation_steps
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe, HarnessQuestions, QuestionFiles
+from umim_core.config.model_base import SPLITS, Split
 from umim_core.config.recipe import Cell
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.questions import ChoiceScores, score_choices
@@ -33,7 +34,7 @@ from umim_core.evaluation.sizes import Sizes
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import json_digest, read_json, sha256_file, write_json
 from umim_core.store.disk import write_bytes, write_rows
-from umim_core.task_sets.spec import SPLITS, Question, QuestionForm, TaskSplit, read_questions
+from umim_core.task_sets.spec import Question, QuestionForm, read_questions
 from umim_core.training.train_job import read_summary
 
 SCORES: Final = "scores.json"
@@ -50,7 +51,7 @@ class ChoiceTask:
     recipe: AdaptationRecipe
 
     @cached_property
-    def asked(self) -> tuple[QuestionForm, Mapping[TaskSplit, Sequence[Question]]]:
+    def asked(self) -> tuple[QuestionForm, Mapping[Split, Sequence[Question]]]:
         """How they are asked, and the questions of every split."""
         source = self.recipe.questions
         if isinstance(source, HarnessQuestions):
@@ -62,7 +63,7 @@ class ChoiceTask:
         else:
             files = cast(QuestionFiles, source)  # those of docstrings are made by stage task
             form = QuestionForm(files.prompt, files.delimiter, self.recipe.part)
-            paths: dict[TaskSplit, str | None] = {s: getattr(files, s) for s in SPLITS}
+            paths: dict[Split, str | None] = {s: getattr(files, s) for s in SPLITS}
             questions = {s: read_questions(path) for s, path in paths.items() if path is not None}
         sizes = {split: getattr(self.recipe.sizes, split) for split in SPLITS}
         return form, split_questions(questions, sizes)

@@ -11,21 +11,20 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Final, cast
 
-from tasks.data.tokenizing import TokenizerRef, split_jobs, tokenize_splits
+from tasks.data.tokenizing import TokenizerRef, tokenize_splits
 from tasks.run.stage import Artifact, Digest, Metrics, Site, stage
 from tasks.stages.named import NamedTask, NamedTokenizer, ReadFiles, without_places
 from umim_core.config.corpus import (
-    SPLITS,
     Corpus,
     DocstringCorpus,
     FilesCorpus,
     GeneratedCorpus,
     MixtureCorpus,
-    Split,
     TextPart,
 )
 from umim_core.config.evaluate import TaskSizes
-from umim_core.embedded.docstring_corpus import build_corpus, installed_versions
+from umim_core.config.model_base import SPLITS, Split
+from umim_core.embedded.docstring_corpus import DOCSTRING_SPLITS, build_corpus, installed_versions
 from umim_core.errors import CorpusError, require
 from umim_core.store.artifacts import read_json, write_json
 from umim_core.store.disk import unwritable, write_rows
@@ -37,7 +36,6 @@ from umim_core.text.token_ids import Ids
 from umim_core.text.tokens import IDS, TokenFiles, check_known
 
 _RECORD = "sources.json"
-DOCSTRING_OOD = ("ood_math", "ood_stdlib")
 PART = "part_"  # before the name of a mixture's part, for its own test split
 RECORD: Final = "mixture.json"
 _LATER: Final = "applied where the text is tokenised"
@@ -114,14 +112,9 @@ def tokenize_stage(
     """Tokenise every split once per tokenizer: token files ``<split>/``."""
     reference = TokenizerRef(tokenizer.name, tokenizer.revision, tokenizer.fingerprint)
     _check_unchanged(corpus, text)
-    splits = {
-        split: split_jobs(
-            split, source, out / split, reference, train_tokens if split == "train" else None
-        )
-        for split, source in sources_of_splits(corpus, text).items()
-    }
+    sources, limits = sources_of_splits(corpus, text), {"train": train_tokens}
     metrics: Metrics = {}
-    for split, done in tokenize_splits(splits, site.lease).items():
+    for split, done in tokenize_splits(sources, out, reference, site.lease, limits).items():
         rule = f"split {split!r} must hold text"
         require(done.tokens > 0, CorpusError, rule, "no tokens", "Check its source.")
         ids = TokenFiles.open(out / split).ids
@@ -145,7 +138,7 @@ def sources_of_splits(corpus: Artifact, text: CorpusText) -> dict[str, Source]:
     names: tuple[str, ...] = ()
     config = text.corpus
     if isinstance(config, DocstringCorpus):
-        names = (*SPLITS, *DOCSTRING_OOD)
+        names = DOCSTRING_SPLITS
     elif isinstance(config, GeneratedCorpus):
         names = SPLITS
     elif isinstance(config, MixtureCorpus):

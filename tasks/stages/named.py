@@ -16,10 +16,11 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.baselines.registry import own_model
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.corpus import GeneratedCorpus
+from umim_core.config.model_base import Split
 from umim_core.errors import CorpusError, require
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import directory_digest, json_digest
-from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSplit
+from umim_core.task_sets.spec import TASKS, QuestionForm
 from umim_core.text.sources import (
     HubDataset,
     JsonLines,
@@ -170,7 +171,7 @@ class Questions:
     """The questions of a task that another stage wrote: splits that are read, and how it asks."""
 
     artifact: Artifact
-    splits: tuple[TaskSplit, ...] = ("train", "valid", "test")
+    splits: tuple[Split, ...] = ("train", "valid", "test")
 
     @cached_property
     def _task(self) -> dict[str, object]:
@@ -182,7 +183,7 @@ class Questions:
         """How they are asked, and what of them is merged."""
         return QuestionForm(**self._task["form"])  # type: ignore[arg-type]  # as it was recorded
 
-    def file(self, split: TaskSplit) -> Path:
+    def file(self, split: Split) -> Path:
         return self.artifact.path / f"{split}.jsonl"
 
     def identity(self) -> dict[str, object]:

@@ -27,16 +27,17 @@ from umim_core.adaptation.settings import Training
 from umim_core.backbone.fingerprint import special_ids
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
+from umim_core.config.model_base import Split
 from umim_core.config.recipe import DistillConfig, PreferenceConfig
 from umim_core.config.rule_options import RuleFilters, RuleOptions
 from umim_core.rules.ruleset import RuleSet
-from umim_core.task_sets.spec import TaskSplit, read_questions
+from umim_core.task_sets.spec import read_questions
 from umim_core.text.token_ids import encode
 from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_job import TrainJob
 
 _DECIDES_BITS: Final = ("workers", "strategy", "device")
-_SPLITS: Final[Sequence[TaskSplit]] = ("train", "valid")
+_SPLITS: Final[Sequence[Split]] = ("train", "valid")
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,10 @@ from umim_core.adaptation.choices import (
 )
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.evaluate import MergedPart
+from umim_core.config.model_base import Split
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import CorpusError
-from umim_core.task_sets.spec import Question, QuestionForm, TaskSplit
+from umim_core.task_sets.spec import Question, QuestionForm
 from umim_core.text import token_ids
 
 
@@ -68,7 +69,7 @@ def test_questions_that_cannot_be_encoded_are_refused() -> None:
             build([QUESTION], characters, CONTEXT, max_length=3)
 
 
-SIZES: dict[TaskSplit, int] = {"train": 100, "valid": 5, "test": 8}
+SIZES: dict[Split, int] = {"train": 100, "valid": 5, "test": 8}
 
 
 def numbered(count: int, prefix: str = "q") -> list[Question]:
@@ -111,7 +112,7 @@ def test_a_question_asked_twice_does_not_straddle_a_border() -> None:
 @pytest.mark.parametrize(
     "given", [{}, {"train": []}, {"train": numbered(8)}, {"train": numbered(13)}]
 )
-def test_a_split_that_would_be_empty_is_refused(given: dict[TaskSplit, list[Question]]) -> None:
+def test_a_split_that_would_be_empty_is_refused(given: dict[Split, list[Question]]) -> None:
     with pytest.raises(CorpusError):
         split_questions(given, SIZES)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.processes import output_of
-from umim_core.embedded.docstring_corpus import SPLITS, build_corpus
+from umim_core.embedded.docstring_corpus import DOCSTRING_SPLITS, build_corpus
 from umim_core.task_sets.docstrings import read_documents
 
 WORDS = ["array", "axis", "value", "model", "tensor", "shape", "graph", "node", "token", "rule"]
@@ -72,7 +72,7 @@ def reference_parts(site: Path, library: Path) -> dict[str, list[str]]:
     """
     skip = {"test", "tests", "testing", "_vendor", "vendor", "thirdparty_files"}
     seen: set[bytes] = set()
-    parts: dict[str, list[str]] = {split: [] for split in SPLITS}
+    parts: dict[str, list[str]] = {split: [] for split in DOCSTRING_SPLITS}
 
     def visit(root: str, base: str, split: str | None) -> None:
         for folder, _, files in sorted(os.walk(root)):
@@ -123,7 +123,7 @@ def test_each_split_holds_the_texts_of_the_reference_script_in_order_but_for_tra
     )
     expected = reference_parts(*roots)
     assert all(expected.values()), "the tree must feed every split"
-    for split in SPLITS:
+    for split in DOCSTRING_SPLITS:
         found = [one.text for one in read_documents(tmp_path / "out" / f"{split}.jsonl")]
         assert Counter(found) == Counter(expected[split])
         assert (found == expected[split]) == (split != "train")  # which is shuffled
@@ -144,7 +144,7 @@ def test_bytes_do_not_depend_on_the_hash_seed(roots: tuple[Path, Path], tmp_path
         output_of(sys.executable, "-c", code, out, *roots, PYTHONHASHSEED=seed)
         outputs.append({p.name: p.read_bytes() for p in out.iterdir()})
     assert outputs[0] == outputs[1]
-    assert set(outputs[0]) == {f"{split}.jsonl" for split in SPLITS}
+    assert set(outputs[0]) == {f"{split}.jsonl" for split in DOCSTRING_SPLITS}
 
 
 def make_package(root: Path, files: dict[str, str | bytes]) -> Path:
@@ -159,7 +159,9 @@ def train_rows(site: Path, out: Path) -> dict[str, dict[str, object]]:
     """Build from ``pkg`` alone and return the rows of all splits by id."""
     (site / "lib").mkdir(exist_ok=True)
     build_corpus(out, packages=("pkg",), out_of_domain=(), site_packages=site, stdlib=site / "lib")
-    lines = [line for s in SPLITS for line in (out / f"{s}.jsonl").read_text().splitlines()]
+    lines = [
+        line for s in DOCSTRING_SPLITS for line in (out / f"{s}.jsonl").read_text().splitlines()
+    ]
     return {row["id"]: row for row in map(json.loads, lines)}
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from umim_core.config.model_base import SPLITS, Split
 from umim_core.errors import CorpusError
 from umim_core.store.disk import write_rows
 from umim_core.task_sets.docstrings import MAX_CONTEXT_CHARS, write_docstring_questions
-from umim_core.task_sets.spec import SPLITS, TaskSplit
 
 VOCABULARY = [a + b + c for a in "bdfgk" for b in "aeiou" for c in "lmnprst"]
 
@@ -72,7 +72,7 @@ def test_gold_positions_are_balanced_to_within_one(tmp_path: Path, count: int) -
 def test_splits_do_not_mix(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    texts: dict[TaskSplit, str] = {}
+    texts: dict[Split, str] = {}
     for seed, split in enumerate(SPLITS):
         rows = fillers(12, seed)
         write_rows(corpus / f"{split}.jsonl", rows)

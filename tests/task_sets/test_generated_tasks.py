@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from tests.evaluation.conftest import byte_tokenizer
+from umim_core.config.model_base import Split
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.text_metrics import recall, substring_match
 from umim_core.task_sets.generation_spec import (
@@ -23,7 +24,6 @@ from umim_core.task_sets.generation_spec import (
     make_rows,
 )
 from umim_core.task_sets.prompt_filling import inserted, sentences
-from umim_core.task_sets.spec import TaskSplit
 from umim_core.text.token_ids import encode
 
 TOKENIZER = byte_tokenizer()
@@ -111,7 +111,7 @@ def test_malformed_options_are_refused(options: dict[str, object], message: str)
 
 
 def rows(
-    name: str, count: int = 3, split: TaskSplit = "test", **options: object
+    name: str, count: int = 3, split: Split = "test", **options: object
 ) -> list[GenerationRow]:
     given = {f"task_{option}": value for option, value in {**options, "questions": count}.items()}
     return make_rows(GENERATION_TASKS.find(name), TaskOptions.read(given), TOKENIZER, split)

@@ -24,12 +24,13 @@ from typing import Final
 
 import numpy as np
 
+from umim_core.config.model_base import SPLITS, Split
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import CorpusError, require
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.ruleset import RuleOrigin, RuleSet
 from umim_core.store.artifacts import sha256_bytes
-from umim_core.task_sets.spec import SPLITS, Question, QuestionForm, TaskSplit
+from umim_core.task_sets.spec import Question, QuestionForm
 from umim_core.text.token_ids import Ints, flat
 
 Encode = Callable[[str], list[int]]
@@ -112,8 +113,8 @@ def encode_questions(
 
 
 def split_questions(
-    given: Mapping[TaskSplit, Sequence[Question]], sizes: Mapping[TaskSplit, int]
-) -> dict[TaskSplit, list[Question]]:
+    given: Mapping[Split, Sequence[Question]], sizes: Mapping[Split, int]
+) -> dict[Split, list[Question]]:
     """Return three splits of questions, none of which shares a context with another.
 
     Each is in the order of the hash of its ids.
@@ -121,7 +122,7 @@ def split_questions(
     rule = "a task must have training questions"
     require(bool(given.get("train")), CorpusError, rule, "none", "Give their file.")
     trained = sorted(given["train"], key=_place)
-    splits: dict[TaskSplit, list[Question]] = {}
+    splits: dict[Split, list[Question]] = {}
     taken: set[str] = set()
     for split in reversed(SPLITS):
         source = sorted(given[split], key=_place) if given.get(split) else trained

@@ -8,14 +8,12 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from umim_core.config.model_base import AtLeast1, Model, Seed
+from umim_core.config.model_base import SPLITS, AtLeast1, Model, Seed, Split
 from umim_core.embedded.docstring_corpus import OUT_OF_DOMAIN_PACKAGES, TRAINING_PACKAGES
 from umim_core.text.sources import DocumentSource, Source
 
 OOD: Final = "ood_"  # before the name of an out-of-domain split
 QUESTION_FIELD: Final = "{question}"
-Split = Literal["train", "valid", "test"]
-SPLITS: Final[tuple[Split, ...]] = ("train", "valid", "test")
 TrainTokens = Annotated[
     AtLeast1 | None,
     Field(description="Use only the first so many training tokens; null takes all."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Annotated, Any, Final, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,6 +20,8 @@ _TOP: Final = "the recipe itself"
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 SEEDS: Final = 2**31  # every generator takes one of so many
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
+Split = Literal["train", "valid", "test"]
+SPLITS: Final[tuple[Split, ...]] = ("train", "valid", "test")
 
 
 def _different(values: tuple[T, ...]) -> tuple[T, ...]:

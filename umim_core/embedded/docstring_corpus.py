@@ -52,8 +52,7 @@ SKIPPED_FOLDERS: Final = frozenset(
 MIN_PARAGRAPH_CHARS: Final = 60  # only longer paragraphs are checked for repetition
 _ALWAYS_THERE: Final = "transformers"  # this package depends on it
 
-Split = Literal["train", "valid", "test", "ood_math", "ood_stdlib"]
-SPLITS: Final[tuple[Split, ...]] = ("train", "valid", "test", "ood_math", "ood_stdlib")
+DOCSTRING_SPLITS: Final = ("train", "valid", "test", "ood_math", "ood_stdlib")
 MIN_DOCUMENT_CHARS: Final = 120  # documents must be longer
 _CHUNK: Final = 512  # files per worker process: about a second of parsing, 0.1 s of start-up
 _BLOCKS: Final = ("body", "handlers", "orelse", "finalbody", "cases")
@@ -163,7 +162,7 @@ def build_corpus(
     site_packages: Path | None = None,
     stdlib: Path | None = None,
     workers: int = 1,
-) -> dict[Split, int]:
+) -> dict[str, int]:
     """Write a file of `Document` rows per split, and return their numbers.
 
     Train, valid and test are of ``packages``, in order, then ``ood_math`` of ``out_of_domain`` and
@@ -174,11 +173,11 @@ def build_corpus(
     site = site_packages or Path(sysconfig.get_path("purelib"))
     library = stdlib or Path(sysconfig.get_path("stdlib"))
     seen = set[bytes]()
-    parts: dict[Split, list[Document]] = {split: [] for split in SPLITS}
+    parts: dict[str, list[Document]] = {split: [] for split in DOCSTRING_SPLITS}
     trees = [*((site / name, site) for name in (*packages, *out_of_domain)), (library, library)]
     files = [list(_module_files(root, base)) for root, base in trees]
     for number, (paths, (_, base)) in enumerate(zip(files, trees, strict=True)):
-        foreign: Split = "ood_math" if number + 1 < len(trees) else "ood_stdlib"
+        foreign = "ood_math" if number + 1 < len(trees) else "ood_stdlib"
         for path, docstrings in zip(paths, read_modules(paths, workers), strict=True):
             module = path.relative_to(base).as_posix()
             documents = parts[split_of(module) if number < len(packages) else foreign]
@@ -193,7 +192,7 @@ def build_corpus(
     )
     parts["train"].sort(key=lambda d: (hashlib.blake2b(d.id.encode()).digest(), d.id))
     out.mkdir(parents=True, exist_ok=True)
-    for split in SPLITS:
+    for split in DOCSTRING_SPLITS:
         write_rows(out / f"{split}.jsonl", map(vars, parts[split]))
     return {split: len(documents) for split, documents in parts.items()}
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import TypeAdapter
 
-from umim_core.config.corpus import QUESTION_FIELD, SPLITS, GeneratedCorpus, SplitFractions
+from umim_core.config.corpus import QUESTION_FIELD, GeneratedCorpus, SplitFractions
+from umim_core.config.model_base import SPLITS
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.store.artifacts import described, read_json, write_json
 from umim_core.store.disk import write_rows

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from umim_core.config.model_base import Split
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.embedded.docstring_corpus import (
     TRAINING_PACKAGES,
@@ -31,10 +32,10 @@ from umim_core.embedded.docstring_corpus import (
 )
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.store.disk import write_rows
-from umim_core.task_sets.spec import QuestionForm, TaskSet, TaskSplit, add_task
+from umim_core.task_sets.spec import QuestionForm, TaskSet, add_task
 from umim_core.text.documents import read_objects
 
-DEFAULT_SIZES: Final[Mapping[TaskSplit, int]] = {"train": 8000, "valid": 1000, "test": 1000}
+DEFAULT_SIZES: Final[Mapping[Split, int]] = {"train": 8000, "valid": 1000, "test": 1000}
 MIN_SUMMARY_CHARS: Final = 15
 MAX_SUMMARY_CHARS: Final = 160
 MIN_CONTEXT_CHARS: Final = 200
@@ -62,7 +63,7 @@ class _Candidate:
 
 
 def write_docstring_questions(
-    out: Path, sizes: Mapping[TaskSplit, int] | None = None, corpus: Path | None = None
+    out: Path, sizes: Mapping[Split, int] | None = None, corpus: Path | None = None
 ) -> None:
     """Write the questions of a docstring corpus, or of one made from the installed packages.
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import Field
 
-from umim_core.config.model_base import Model, validated
+from umim_core.config.model_base import Model, Split, validated
 from umim_core.errors import EvaluationError, require
 from umim_core.registry import Registry
-from umim_core.task_sets.spec import TaskSplit, template_fields
+from umim_core.task_sets.spec import template_fields
 from umim_core.text.token_ids import encode
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Wish:
     size: Callable[[Mapping[str, str]], int]
     count: Callable[[str], int]
     seed: int
-    split: TaskSplit
+    split: Split
 
     def generator(self, number: int) -> Random:
         """Return the random generator of one question; its length has no part in it."""
@@ -130,7 +130,7 @@ def make_rows(
     task: GenerationSet,
     options: TaskOptions,
     tokenizer: PreTrainedTokenizerBase,
-    split: TaskSplit = "test",
+    split: Split = "test",
 ) -> list[GenerationRow]:
     """Return the questions of a task as rows.
 

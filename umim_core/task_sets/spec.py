@@ -14,6 +14,7 @@ from string import Formatter
 from typing import Any, Final, Literal
 
 from umim_core.config.evaluate import MergedPart
+from umim_core.config.model_base import SPLITS, Split
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.registry import Registry
 from umim_core.store.artifacts import json_digest
@@ -74,9 +75,7 @@ def _question(row: Mapping[str, Any], where: str) -> Question:
         raise CorpusError(f"{where}: {error.rule}", error.value, error.remedy) from error
 
 
-TaskSplit = Literal["train", "valid", "test"]
-WriteQuestions = Callable[[Path, Mapping[TaskSplit, int] | None, Path | None], None]
-SPLITS: Final[tuple[TaskSplit, ...]] = ("train", "valid", "test")
+WriteQuestions = Callable[[Path, Mapping[Split, int] | None, Path | None], None]
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class TaskSet:
     chance: float  # accuracy of guessing, 0..1
     form: QuestionForm
     metrics: tuple[str, ...] = ("acc_tok",)  # the headline first
-    splits: tuple[TaskSplit, ...] = SPLITS  # ``test`` is scored, the others adapt
+    splits: tuple[Split, ...] = SPLITS  # ``test`` is scored, the others adapt
     corpus: str | None = None  # kind of the one whose documents are asked of; None: its own
     sources: Callable[[], list[list[str]]] = list  # [name, version] of what ``write`` reads itself
 

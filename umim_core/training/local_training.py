@@ -25,13 +25,13 @@ from umim_core.backbone.fingerprint import backbone_identity, special_ids, token
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.form import PAPER_FORM
+from umim_core.config.model_base import SPLITS
 from umim_core.errors import CorpusError, require
 from umim_core.progress import followed
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import save_array
 from umim_core.store.artifacts import directory_digest, json_digest
 from umim_core.store.publication import build_once, last_step, publish_directory
-from umim_core.task_sets.spec import SPLITS
 from umim_core.text.sources import Source
 from umim_core.text.token_ids import Ids
 from umim_core.text.tokens import check_known, tokenized_corpus

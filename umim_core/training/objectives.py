@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from umim_core.adaptation.choices import EncodedQuestion
+from umim_core.config.model_base import Split
 from umim_core.config.recipe import DistillConfig
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.merged_model import MergedModel
@@ -44,7 +45,6 @@ from umim_core.training.token_rows import TokenRows
 from umim_core.training.train_ranks import rank_and_world, sum_over_ranks
 
 logger = logging.getLogger("umim.train")
-Split = Literal["train", "valid"]
 _STREAM: Final = 0x6B696E64  # keeps these draws apart from those of the data order
 _LEAST: Final = 16  # tokens of a row that is cut in two
 PROMPT_STATES: Final = 96  # before a row's reply that have loss, at most

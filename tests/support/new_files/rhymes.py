@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from umim_core.task_sets.spec import SPLITS, QuestionForm, TaskSet, TaskSplit, add_task
+from umim_core.config.model_base import SPLITS, Split
+from umim_core.task_sets.spec import QuestionForm, TaskSet, add_task
 
 _WORDS = ("light", "house", "stone", "chair", "train", "bread")
 
 
-def write(out: Path, sizes: Mapping[TaskSplit, int] | None, _: Path | None) -> None:
+def write(out: Path, sizes: Mapping[Split, int] | None, _: Path | None) -> None:
     """Ask which of two words rhymes with a third."""
     for split, size in (sizes or dict.fromkeys(SPLITS, len(_WORDS))).items():
         rows = []

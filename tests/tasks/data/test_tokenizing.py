@@ -17,7 +17,7 @@ from tasks.cluster.lease import ClusterLease
 from tasks.data.tokenizing import (
     Tokenized,
     TokenizerRef,
-    split_jobs,
+    TokenJob,
     tokenize_file,
     tokenize_splits,
 )
@@ -92,7 +92,8 @@ def tokenize(reference: TokenizerRef, lease: ClusterLease) -> Callable[..., Toke
     """Tokenises a split into a folder, on the cluster if it has several files."""
 
     def run(source: Source, out: Path, limit: int | None = None) -> Tokenized:
-        return tokenize_splits({"x": split_jobs("x", source, out, reference, limit)}, lease)["x"]
+        sources, limits = {out.name: source}, {out.name: limit}
+        return tokenize_splits(sources, out.parent, reference, lease, limits)[out.name]
 
     return run
 
@@ -144,11 +145,9 @@ def test_limits_and_order_of_the_names_leave_the_bytes_alone(
 def test_one_file_per_split_starts_no_cluster(
     folder: Path, tokenizer: PreTrainedTokenizerBase, reference: TokenizerRef, here: ClusterLease
 ) -> None:
-    splits = {
-        split: split_jobs(split, TextFiles(paths=(str(folder / name),)), folder / split, reference)
-        for split, name in (("train", "a.txt"), ("valid", "b.txt"))
-    }
-    tokenize_splits(splits, here)
+    files = {"train": folder / "a.txt", "valid": folder / "b.txt"}
+    sources: dict[str, Source] = {s: TextFiles(paths=(str(file),)) for s, file in files.items()}
+    tokenize_splits(sources, folder, reference, here, {})
     assert TokenFiles.open(folder / "valid").ids.tolist() == ids_of(TEXTS["b.txt"], tokenizer)
 
 
@@ -177,7 +176,8 @@ def test_bad_rows_are_counted_over_all_files(
 
 def test_another_tokenizer_on_a_worker_is_refused(folder: Path) -> None:
     other = TokenizerRef(NAME, None, "0" * 64)
-    job, *_ = split_jobs("x", TextFiles(paths=(f"{folder}/*.txt",)), folder / "x", other)
+    source = TextFiles(paths=(f"{folder}/a.txt",))
+    job = TokenJob("x", None, source, folder / "x", other, None)
     with pytest.raises(TokenizerMismatchError, match="every machine must load the same tokenizer"):
         tokenize_file(job)
 
@@ -236,14 +236,18 @@ def test_ready_ids_of_another_tokenizer_are_refused(folder: Path, here: ClusterL
 
 @pytest.mark.full
 def test_a_killed_worker_leaves_the_bytes_alone(
-    tmp_path: Path, reference: TokenizerRef, lease: ClusterLease
+    tmp_path: Path,
+    reference: TokenizerRef,
+    lease: ClusterLease,
+    tokenize: Callable[..., Tokenized],
 ) -> None:
+    jobs = []
     for number in range(12):
-        (tmp_path / f"{number:02}.txt").write_text(f"Return axis {number} of it. " * 40_000)
-    source = TextFiles(paths=(f"{tmp_path}/*.txt",))
-    jobs = split_jobs("x", source, tmp_path / "one", reference)
-    for job in jobs:
-        tokenize_file(job)
+        file = tmp_path / f"{number:02}.txt"
+        file.write_text(f"Return axis {number} of it. " * 40_000)
+        one = TextFiles(paths=(str(file),))
+        jobs.append(TokenJob("x", number, one, tmp_path / "one", reference, None))
+        tokenize_file(jobs[-1])
     join_tokens(tmp_path / "joined", [job.place for job in jobs])
     directory = tmp_path / "two"
 
@@ -252,6 +256,6 @@ def test_a_killed_worker_leaves_the_bytes_alone(
 
     lease.ensure()
     with WorkerKiller("ray::_call", ready=shards_of_other_jobs) as killer:
-        tokenize_splits({"x": split_jobs("x", source, directory, reference)}, lease)
+        tokenize(TextFiles(paths=(f"{tmp_path}/*.txt",)), directory)
     assert killer.killed, "a worker was killed"
     assert sums(directory) == sums(tmp_path / "joined")

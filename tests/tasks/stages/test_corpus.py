@@ -30,7 +30,8 @@ from tasks.stages.corpus import (
 )
 from tasks.stages.named import NamedTokenizer, without_places
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.config.corpus import SPLITS, FilesCorpus, GeneratedCorpus, MixtureCorpus
+from umim_core.config.corpus import FilesCorpus, GeneratedCorpus, MixtureCorpus
+from umim_core.config.model_base import SPLITS
 from umim_core.errors import CorpusError
 from umim_core.store.artifacts import read_json
 from umim_core.text.sources import iter_documents

@@ -57,6 +57,7 @@ from umim_core.adaptation.choices import encode_pair
 from umim_core.backbone.shape import trained_context
 from umim_core.backbone.tokenizer_files import load_tokenizer, save_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.model_base import Split
 from umim_core.errors import ConfigError, CorpusError, MissingExtraError, did_you_mean, require
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.model_args import checkpoint_config, named_checkpoint, one_line_errors
@@ -71,14 +72,7 @@ from umim_core.task_sets.generation_spec import (
     make_rows,
     new_tokens,
 )
-from umim_core.task_sets.spec import (
-    TASKS,
-    Question,
-    QuestionForm,
-    TaskSet,
-    TaskSplit,
-    read_questions,
-)
+from umim_core.task_sets.spec import TASKS, Question, QuestionForm, TaskSet, read_questions
 from umim_core.text.token_ids import encode
 
 _RULER_TOKENS: Final = 4096
@@ -492,7 +486,7 @@ def standing_for_the_hub(hub: str | None, digest: str) -> Iterator[None]:
 
 def harness_questions(
     name: str, hub: Path | None = None
-) -> tuple[QuestionForm, dict[TaskSplit, list[Question]]]:
+) -> tuple[QuestionForm, dict[Split, list[Question]]]:
     """Return how lm-eval asks a task's questions, and the questions of every split that it has.
 
     The context is the whole prompt. Where the data set has no test split, lm-eval scores the
@@ -509,7 +503,7 @@ def harness_questions(
     with standing_for_the_hub(None if hub is None else str(hub.resolve()), digest):
         try:
             task = load_tasks([name])[name]
-            splits: dict[TaskSplit, Any] = {"test": task.eval_docs}
+            splits: dict[Split, Any] = {"test": task.eval_docs}
             if task.has_training_docs():
                 splits["train"] = task.training_docs()
             if task.has_test_docs() and task.has_validation_docs():
