@@ -99,10 +99,9 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     from umim_core.config.recipe import Recipe
     from umim_core.config.table_recipe import TableRecipe
 
-    unknown, name = list[str](), "umim" if flow == "full" else f"umim-{flow}"
-    if isinstance(recipe, Recipe):  # of the others checkpoints may be planned
-        check_named(recipe, name)
-        unknown = check_positions(recipe, planned=True)
+    name = "umim" if flow == "full" else f"umim-{flow}"
+    check_named(recipe, name, planned=True)
+    unknown = check_positions(recipe, planned=True) if isinstance(recipe, Recipe) else []
     steps, cells = plan(recipe), memory_of_cells(recipe)
     document: dict[str, object] = {"recipe": recipe.name, "stages": steps}
     if unknown:

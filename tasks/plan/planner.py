@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from pydantic import BaseModel
+
 from tasks.report.comparison import cell_row
 from tasks.run.stage import Artifact, StageCall
 from umim_core.backbone.shape import BackboneShape, local_shape
@@ -22,7 +24,7 @@ _GIB: Final = 2.0**30
 
 
 class Planner(Generic[R]):
-    """Stands in for a pipeline run: it notes each stage once and hands back an empty artifact.
+    """Stands in for a pipeline run: it notes what would be built, and hands back empty artifacts.
 
     Artifacts differ: that of the third stage, ``tokenize``, has the path ``3-tokenize``.
     """
@@ -30,17 +32,18 @@ class Planner(Generic[R]):
     def __init__(self, recipe: R) -> None:
         self.recipe = recipe
         self.steps: list[dict[str, str]] = []
-        self._planned: list[tuple[StageCall, Artifact]] = []
+        self._planned: list[tuple[str, dict[str, object], Artifact]] = []
 
     def stage(self, call: StageCall, *, label: str = "", setting: str = "") -> Artifact:
-        for planned, artifact in self._planned:
-            if planned == call:  # cells of one backbone share its tokens and counts
+        name, arguments = call.stage.name, _deciding(call)
+        for planned, known, artifact in self._planned:
+            if planned == name and known == arguments:  # cells share tokens and counts
                 return artifact
-        name, of = call.stage.name, f"{label} {setting}".strip()
+        of = f"{label} {setting}".strip()
         self.steps.append({"stage": name, "of": of or self.recipe.name})
         number = str(len(self.steps))
         artifact = Artifact(name, number, Path(f"{number}-{name}"), "", executed=False)
-        self._planned.append((call, artifact))
+        self._planned.append((name, arguments, artifact))
         return artifact
 
     def register(self, backbone: str, trained: Artifact) -> None:
@@ -51,6 +54,17 @@ class Planner(Generic[R]):
     ) -> list[T]:
         """Note the stages of independent parts, one part after the other."""
         return [part() for part in parts]
+
+
+def _deciding(call: StageCall) -> dict[str, object]:
+    """Return the arguments of a stage without fields of options that its key leaves out."""
+    free = [path.partition(".") for path in call.stage.free]
+    return {
+        name: value.model_dump(exclude={field for of, _, field in free if of == name})
+        if isinstance(value, BaseModel)
+        else value
+        for name, value in call.arguments.items()
+    }
 
 
 @dataclass(frozen=True)

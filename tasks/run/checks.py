@@ -9,6 +9,7 @@ from typing import Final
 from transformers import CONFIG_NAME, AutoConfig
 
 from tasks.cluster.ray_cluster import LOCAL, cluster_address
+from umim_core.addresses import check_path
 from umim_core.backbone.devices import gpu_count, has_device
 from umim_core.backbone.tokenizer_files import (
     backbone_names,
@@ -25,7 +26,14 @@ from umim_core.config.evaluate import BenchmarkConfig, HeadlineConfig
 from umim_core.config.model_base import SPLITS
 from umim_core.config.recipe import Device, Recipe, RunRecipe
 from umim_core.config.table_recipe import TableRecipe
-from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError, require
+from umim_core.errors import (
+    ArtifactError,
+    BackboneError,
+    CheckpointError,
+    ConfigError,
+    CorpusError,
+    require,
+)
 from umim_core.evaluation.model_args import check_modes
 from umim_core.rules.protect import compiled_pattern
 from umim_core.rules.ruleset import RULES_SCHEMA
@@ -94,8 +102,11 @@ def check_settings(recipe: TableRecipe) -> None:
             check_modes(asked, "prompt", setting.raw_tail)
 
 
-def check_named(recipe: RunRecipe, flow_name: str) -> None:
-    """Refuse what a recipe names and is not there: a flow would miss it after hours."""
+def check_named(recipe: RunRecipe, flow_name: str, *, planned: bool = False) -> None:
+    """Refuse what a recipe names and is not there: a flow would miss it after hours.
+
+    Checkpoints of a plan may be planned, too.
+    """
     checkpoints: Sequence[str] = ()
     sources: list[Source] = []
     if isinstance(recipe, Recipe):
@@ -113,15 +124,17 @@ def check_named(recipe: RunRecipe, flow_name: str) -> None:
         checkpoints = recipe.checkpoints
     elif isinstance(recipe, TableRecipe):
         checkpoints = (recipe.checkpoint,)
-        if recipe.backbone is not None:
+        if recipe.backbone is not None and not planned:
             check_place("backbone", recipe.backbone, CONFIG_NAME, None)
         for pattern in (pattern for setting in recipe.settings for pattern in setting.protect):
             compiled_pattern(pattern)
         sources += [text.source for text in recipe.texts.values()]
-    for name in checkpoints:
+    for name in () if planned else checkpoints:
         resolve_checkpoint(name)
     for source in sources:
-        if not isinstance(source, HubDataset):
+        if isinstance(source, HubDataset):
+            check_path("data set", source.name, CorpusError)
+        else:
             source.files()
 
 

@@ -41,7 +41,7 @@ REFUSED = {
             "old/none": "Check the path: old holds no none.",
         }.items()
     },
-    "mine ./none --kind dataset --tokenizer tokenizer --out new": "folder must exist; got ./none.",
+    "mine ./none --kind dataset --tokenizer tokenizer --out new": "must exist; got './none'",
     "compress a\udcff -c checkpoint": "a text must be UTF-8",
     "generate w1 -c checkpoint --greedy --seed 1": "need --sample; got ['seed']",
     "generate w1 --sample --top-p nan": "--top-p is out of range: it must be a number; got nan",

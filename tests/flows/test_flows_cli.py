@@ -41,6 +41,7 @@ from umim_core.errors import (
 
 RESULTS = ROOT / "docs" / "results"
 ABSENT = {"kind": "text", "paths": ["nowhere.txt"]}
+FOLDER = {"kind": "dataset", "name": "./nowhere"}
 PART = ("--flow", "mine", "--dry-run")
 
 
@@ -129,8 +130,13 @@ def test_a_dry_run_refuses_a_backbone_that_does_not_exist(
             ConfigError,
             "the rules of a cell must be a rule directory; got nowhere",
         ),
+        (
+            {"corpus": {"kind": "files"} | dict.fromkeys(("train", "valid", "test"), FOLDER)},
+            CorpusError,
+            "a data set that is named by its path must exist; got './nowhere'",
+        ),
     ],
-    ids=["a corpus", "questions", "rules"],
+    ids=["a corpus", "questions", "rules", "a data set"],
 )
 def test_a_dry_run_refuses_files_that_do_not_exist(
     tmp_path: Path, change: dict[str, object], error: type[UmimError], message: str
@@ -138,6 +144,12 @@ def test_a_dry_run_refuses_files_that_do_not_exist(
     recipe = least_recipe(task=None, **change).model_dump(mode="json", exclude_unset=True)
     done = flows("run", write(recipe, tmp_path), "--dry-run")
     assert isinstance(done.exception, error) and message in str(done.exception)
+
+
+def test_a_dry_run_of_a_table_refuses_a_text_that_does_not_exist(tmp_path: Path) -> None:
+    table = {"name": "own", "kind": "table", "table": "tab:own", "checkpoint": "own/planned/wt"}
+    done = flows("run", write({**table, "texts": {"a": {"source": ABSENT}}}, tmp_path), "--dry-run")
+    assert isinstance(done.exception, CorpusError) and "got nowhere.txt" in str(done.exception)
 
 
 BASELINE = {"name": "another", "merge": "prompt", "method": "truncaton"}
@@ -166,6 +178,8 @@ def test_a_recipe_has_the_name_of_its_file_a_plan_and_fits_its_gpus(name: str) -
     assert "tokenize" in stages and {"corpus", "mixture"} & set(stages)
     if isinstance(recipe, Recipe):
         assert stages.count("distill") == len(recipe.cells)
+        mined = [cell for cell in recipe.cells if cell.source == "frequency"]
+        assert stages.count("count") == len({cell.backbone for cell in mined})
     cells = memory_of_cells(recipe)
     assert len(cells) == (len(recipe.cells) if recipe.cluster.use_gpu else 0)
     for cell in cells:

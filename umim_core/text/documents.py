@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from umim_core.addresses import beside, is_address, is_path, redacted, scrubbed, without_options
+from umim_core.addresses import beside, check_path, is_address, redacted, scrubbed, without_options
 from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError, require
 
@@ -354,8 +354,7 @@ def _arrow_value(value: pa.Scalar) -> object:
 def dataset_rows(
     name: str, config: str | None, split: str, revision: str | None, column: str
 ) -> PlacedRows:
-    is_there = os.path.exists(name) or not is_path(name)
-    require(is_there, CorpusError, "a data set's folder must exist", name, "Check the path.")
+    check_path("data set", name, CorpusError)
     import datasets  # takes a second to import: only for those who need it
 
     place, silence = f"data set {name!r}", None
