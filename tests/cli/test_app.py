@@ -137,6 +137,7 @@ REFUSED = {
     },
     "bench --text old": "--text must be a readable file of UTF-8 text; got",
     "serve --chat-template nowhere": "--chat-template must be a readable file of UTF-8 text; got",
+    "serve --chat-template a.txt": "must be a Jinja template, which reads messages; got a.txt",
     **{
         f"{line} {'n' * 300}": "a file must be within reach; got "
         for line in (

@@ -247,7 +247,9 @@ def test_what_asks_for_nothing_changes_nothing(server: Any) -> None:
         ("/v1/models/%{first:x}{rest}", 200, None),
         ("/v1/models/org%2Fother", 404, "model_not_found"),
         ("/v1/models/org/other", 404, "model_not_found"),
+        ("/v1/models/%00", 404, "model_not_found"),
         ("/v1/nothing", 404, "unknown_path"),
+        ("/v1/nothing%00/", 404, "unknown_path"),
         (CHAT, 405, "method_not_allowed"),
     ],
 )

@@ -160,7 +160,7 @@ def serve(
         rule = "must be given to the server that runs the model, which --upstream names"
     shared.refuse_named(context, of_other, rule)
     token, key = server.token(), secret(upstream_key_env, "--upstream-key-env")
-    template = None if chat_template is None else shared.text_of(chat_template, "--chat-template")
+    template = None if chat_template is None else _template(chat_template)
     limits = server.limits()
     if upstream is None:
         from umim_core.serving.engine_server import EngineServer
@@ -192,6 +192,16 @@ def serve(
             tokenizer.chat_template = template
         app = Gateway(address, tokenizer, merger, limits, key, upstream_masks).app(token)
     server.run(app)
+
+
+def _template(path: Path) -> str:
+    """Return a chat template; text that cannot write messages would be refused chat by chat."""
+    text = shared.text_of(path, "--chat-template")
+    writes = "{" in text and "messages" in text
+    rule = "--chat-template must be a Jinja template, which reads messages"
+    remedy = "Give a model's chat_template.jinja, say."
+    require(writes, ConfigError, rule, f"{path}, which does not", remedy)
+    return text
 
 
 def secret(variable: str | None, option: str) -> str | None:
