@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+from pydantic import NonNegativeInt
 
 from umim_core.config.form import Merge
 from umim_core.text.roles import Role
@@ -70,11 +74,11 @@ class PlainOptions:
     stop_strings: str | Sequence[str] | None = None
     eos_token_id: int | Sequence[int] | Literal["model"] | None = "model"  # noqa: S105  no secret
     n: int | None = None
-    seed: int | None = None
-    streams: Sequence[int] | None = None
+    seed: NonNegativeInt | None = None
+    streams: Sequence[NonNegativeInt] | None = None
     merge: Merge | None = None
     raw_tail: int | None = None
     roles: Sequence[Role] | None = None
-    decode_max_damage: float | None = None
-    span_eviction: int | None = None
-    logprobs: int | None = None
+    decode_max_damage: Annotated[float, Ge(-math.inf)] | None = None  # a number
+    span_eviction: NonNegativeInt | None = None
+    logprobs: NonNegativeInt | None = None

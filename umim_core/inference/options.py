@@ -10,13 +10,12 @@ table of settings against transformers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Annotated, Any, Final
+from typing import Any, Final, get_type_hints
 
-from annotated_types import Ge
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError, create_model
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from umim_core.backbone.backbone import Backbone
@@ -70,44 +69,14 @@ _BEAMS: Final = frozenset(
 _ALIASES: Final = {"generation_config": "config", "num_return_sequences": "n"}
 # What a GenerationConfig says itself, and the value of each that says nothing.
 _SETTINGS: Final[dict[str, Any]] = {
-    "max_new_tokens": None, "min_new_tokens": None, "do_sample": None, "temperature": None,
-    "top_k": "model", "top_p": None, "min_p": None, "repetition_penalty": None,
-    "no_repeat_ngram_size": None, "stop_strings": None, "eos_token_id": "model", "n": None,
-}  # fmt: skip
+    option.name: option.default
+    for option in fields(PlainOptions)
+    if option.name in {*vars(GenerationConfig()), "n"}  # type: ignore[no-untyped-call]
+}
 # Options of sampling, and the value of each that has no effect.
 SAMPLING: Final[dict[str, object]] = {
     "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None, "seed": None, "streams": None,
 }  # fmt: skip
-
-
-_Natural = Annotated[int, Ge(0)]
-
-
-def _listed(value: object) -> object:
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return list(value)
-    return value
-
-
-class _Types(BaseModel):
-    """What options are, if they are given; transformers checks the others."""
-
-    model_config = ConfigDict(strict=True, arbitrary_types_allowed=True)
-
-    config: GenerationConfig | None
-    do_sample: bool | None
-    max_new_tokens: int | None
-    min_new_tokens: int | None
-    no_repeat_ngram_size: int | None
-    n: int | None
-    seed: _Natural | None
-    span_eviction: _Natural | None
-    streams: Annotated[list[_Natural] | None, BeforeValidator(_listed)]
-    logprobs: _Natural | None
-    decode_max_damage: Annotated[float, Ge(-math.inf)] | None  # a number
-    logits_processor: list[Any] | None
-    stopping_criteria: list[Any] | None
-    observer: Callable[..., Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,12 +117,13 @@ class GenerateOptions(PlainOptions):
 
     def __post_init__(self) -> None:
         """Refuse what no model could do."""
-        given = {name: getattr(self, name) for name in _Types.model_fields}
         said = vars(self.config) if isinstance(self.config, GenerationConfig) else {}
+        given = {name: getattr(self, name) for name in _Types.model_fields}
+        given = {name: said.get(name) if each is None else each for name, each in given.items()}
+        if isinstance(self.streams, Sequence) and not isinstance(self.streams, str | bytes):
+            given["streams"] = list(self.streams)
         try:
-            _Types.model_validate(
-                {name: said.get(name) if each is None else each for name, each in given.items()}
-            )
+            _Types.model_validate(given)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             rule = f"{first['loc'][0]}: {first['msg'].replace('Input', 'it')}"
@@ -286,6 +256,22 @@ class GenerateOptions(PlainOptions):
         said, own = self.decode_max_damage, merged_model.decode_max_damage
         bound = own if said is None else said
         return bound if bound != math.inf and self.merges_generated(merged_model) else None
+
+
+# Values that another check, transformers' own say, leaves to be of more types than are declared.
+_CHECKED_APART: Final = {
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop_strings", "eos_token_id",
+    "merge", "raw_tail", "roles",
+}  # fmt: skip
+_LISTS: Final = ("logits_processor", "stopping_criteria")  # a plain list will do
+_TYPES: Final[dict[str, Any]] = {
+    name: (list[Any] | None if name in _LISTS else kind, ...)
+    for name, kind in get_type_hints(GenerateOptions, include_extras=True).items()
+    if name not in _CHECKED_APART
+}
+_Types = create_model(
+    "_Types", __config__=ConfigDict(strict=True, arbitrary_types_allowed=True), **_TYPES
+)
 
 
 def _checked(settings: Mapping[str, Any]) -> GenerationConfig:
