@@ -36,7 +36,7 @@ from support.tiny_models import forwards_of, written_by_transformers
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
-from umim_core.inference.batch import exhaust
+from umim_core.inference.batch import Batch, exhaust
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward, Generation, merged_spans
 from umim_core.inference.unit_cache import UnitCache
@@ -215,7 +215,7 @@ def test_turns_that_fail_end_early_or_run_at_once_change_no_state(depth: int, sa
 
     with pytest.raises(RuntimeError, match="own"):
         engine.generate([[4, 5]], replace(config, observer=fail), past=state)
-    running = engine.steps([[4, 5]], config, state)
+    running = Batch(engine).run([[4, 5]], config, state)
     next(running)
     both = engine.generate([[4, 5], [6]], settings(4), past=state)  # a row for several prompts
     assert both.rows[1] == engine.generate([[6]], settings(4), past=state).rows[0]

@@ -243,7 +243,7 @@ def generate_evicted(
     for (ids, policy, budget), stream in zip(policies, streams, strict=True):
         batch = Batch(PolicyReader(backbone, policy, budget))
         drawn = replace(alone, streams=[stream]) if config.do_sample else alone
-        rows += exhaust(batch.run([ids], drawn))[0]
+        rows += exhaust(batch.run([ids], drawn)).rows
     return rows
 
 

@@ -31,7 +31,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import ContextLengthError, GenerationError, NumericalError, require
 from umim_core.inference.choice import Stopper, TokenChooser
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import Forward, GenerationState, Row, Timings
+from umim_core.inference.outputs import Forward, Generation, GenerationState, Row, Timings
 from umim_core.inference.prefix_store import PrefixStore
 from umim_core.inference.row_eviction import RowEviction
 from umim_core.inference.unit_cache import UnitCache
@@ -274,7 +274,7 @@ class Batch(Generic[C]):
         """Read prompts and add their rows, the samples of a prompt side by side.
 
         Fewer new tokens will do with ``shorten`` where the backbone has no room for all; it is not
-        for what continues a past, which ``Engine.steps`` has checked.
+        for what continues a past, which ``run`` has checked.
         """
         model = self._reader.merged_model
         config, samples = options.check(model, len(prompts)), options.samples
@@ -356,8 +356,21 @@ class Batch(Generic[C]):
         prompts: Sequence[TokenPrompt],
         options: GenerateOptions,
         past: GenerationState | None = None,
-    ) -> Generator[list[Row], None, tuple[list[Row], C, Timings]]:
-        """Let rows join and step until they have ended; yield them after every step."""
+    ) -> Generator[list[Row], None, Generation]:
+        """Generate token by token.
+
+        Args:
+            prompts: Raw ids per row [T_b], of any lengths, at least one token each, with the parts
+                that may merge where that is not all (``PromptIds``). With ``past`` only what is
+                added to it.
+            options: Settings are taken as they are given; none comes from the model.
+            past: The state of an earlier output, or a prefix of all prompts; it is not read again.
+
+        Yields:
+            The rows after every token.
+        """
+        model = self._reader.merged_model
+        past = past and past.for_turn(len(prompts), model)
         seconds, began = list[float](), time.perf_counter()
         rows = self.join(prompts, options, past)
         columns = self._together(self._requests)
@@ -369,7 +382,13 @@ class Batch(Generic[C]):
             seconds.append(time.perf_counter() - began)
             yield rows
             began = time.perf_counter()
-        return rows, columns, Timings(seconds[0], sum(seconds[1:]))
+        # Of a cache policy nothing goes on: its columns are of another type.
+        cache = cast("UnitCache", columns)
+        state = GenerationState(tuple(tuple(row.raw) for row in rows), cache, model)
+        if options.span_eviction is not None:
+            state.release()  # its positions are not known without the columns that went
+        timings = Timings(seconds[0], sum(seconds[1:]))
+        return Generation(tuple(rows), timings, state, options)
 
     def leave(self, rows: Sequence[Row]) -> None:
         """Take rows out, whether they have ended or not; their columns go to the store."""

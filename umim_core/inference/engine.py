@@ -28,7 +28,7 @@ Source: paper, "Inference with UMIM".
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ from umim_core.inference.batch import (
     read_prompts,
 )
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import Generation, GenerationState, Prefix, Row, merged_spans
+from umim_core.inference.outputs import Generation, GenerationState, Prefix, merged_spans
 from umim_core.inference.unit_cache import UnitCache
 from umim_core.merging.merged_model import MergedModel, SpanCache
 from umim_core.rules.matcher import Advance, Matcher
@@ -82,36 +82,12 @@ class Engine:
         options: GenerateOptions,
         past: GenerationState | None = None,
     ) -> Generation:
-        return exhaust(self.steps(prompts, options, past))
-
-    def steps(
-        self,
-        prompts: Sequence[TokenPrompt],
-        options: GenerateOptions,
-        past: GenerationState | None = None,
-    ) -> Generator[list[Row], None, Generation]:
-        """Generate token by token.
-
-        Args:
-            prompts: Raw ids per row [T_b], of any lengths, at least one token each, with the parts
-                that may merge where that is not all (``PromptIds``). With ``past`` only what is
-                added to it.
-            options: Settings are taken as they are given; none comes from the model.
-            past: The state of an earlier output, or a prefix of all prompts; it is not read again.
-
-        Yields:
-            The rows after every token.
-        """
-        state = None if past is None else past.for_turn(len(prompts), self.merged_model)
-        rows, columns, timings = yield from Batch(self).run(prompts, options, state)
-        after = GenerationState(tuple(tuple(row.raw) for row in rows), columns, self.merged_model)
-        if options.span_eviction is not None:
-            after.release()  # its positions are not known without the columns that went
-        return Generation(tuple(rows), timings, after, options)
+        """Generate until all rows have ended; ``Batch.run`` gives their tokens as they come."""
+        return exhaust(Batch(self).run(prompts, options, past))
 
     @torch.no_grad()
     def prefix(self, prompt: TokenPrompt, options: GenerateOptions) -> Prefix:
-        """Read a text like a prompt of ``steps``, into a cache that many requests continue."""
+        """Read a text like a prompt of ``generate``, into a cache that many requests continue."""
         read = read_prompts([prompt], None, options.reading(self.merged_model))
         cache, _ = self.begin(read, options, None, several=False)
         ids, spans = (tuple(read.ids[0].tolist()),), merged_spans(read.cuts[0])

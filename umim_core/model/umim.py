@@ -19,7 +19,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge, check_merge
 from umim_core.errors import EvaluationError, GenerationError, require
-from umim_core.inference.batch import exhaust
+from umim_core.inference.batch import Batch, exhaust
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
 from umim_core.inference.outputs import GenerationState, Prefix, Row
@@ -291,7 +291,7 @@ class UMIM:
         require(not one_row or rows <= 1, GenerationError, rule, f"{rows} rows", remedy)
         past = past and past.for_turn(len(items), self.merged_model)
         encoded = encode_prompts(items, self.backbone, past, add_special_tokens, tools, roles)
-        generation = yield from self.engine.steps(encoded, options, past)
+        generation = yield from Batch(self.engine).run(encoded, options, past)
         reasons = tuple(prompt.unmerged for prompt in encoded)
         return GenerationOutput(**vars(generation), backbone=self.backbone, unmerged=reasons)
 
