@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from umim_core.model.generation_output import GenerationOutput
     from umim_core.model.inputs import PromptInput
 
-_TEXT_TOKENS: Final = 64
 _REPLY_TOKENS: Final = 256
 
 
@@ -84,7 +83,7 @@ def generate(
     if chat:
         prompt_input = [{"role": "user", "content": text}]
         prompt_input[:0] = [] if system is None else [{"role": "system", "content": system}]
-    from umim_core.inference.options import GenerateOptions
+    from umim_core.inference.options import NEW_TOKENS, GenerateOptions
     from umim_core.text.documents import read_objects
 
     schemas = None if tools is None else [tool for _, tool in read_objects(tools)]
@@ -92,7 +91,7 @@ def generate(
     # The command's options have the names of the library's; what is not given is left out.
     names = {field.name for field in fields(GenerateOptions)}
     given = {name: value for name, value in context.params.items() if value not in (None, ())}
-    given.setdefault("max_new_tokens", _REPLY_TOKENS if chat else _TEXT_TOKENS)
+    given.setdefault("max_new_tokens", _REPLY_TOKENS if chat else NEW_TOKENS)
     options = GenerateOptions(**{name: given[name] for name in names & given.keys()})
     show = chat and not stream and not as_json if show is None else show
     umim = model.load(device, merge if span_eviction is None else None)
