@@ -75,8 +75,8 @@ _SETTINGS: Final[dict[str, Any]] = {
 }
 # Options of sampling, and the value of each that has no effect.
 SAMPLING: Final[dict[str, object]] = {
-    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None, "seed": None, "streams": None,
-}  # fmt: skip
+    name: same[-1] for name, (same, _) in WARPERS.items() if name in _SETTINGS
+} | {"seed": None, "streams": None}
 
 
 @dataclass(frozen=True, kw_only=True)
