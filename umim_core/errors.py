@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import PurePath
 from reprlib import Repr
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 _UNSET: Final = object()  # no value given: ``None`` can be reported as a value
@@ -18,6 +18,32 @@ _MAX_INT_BITS: Final = 1024
 _LINE_ENDS: Final = re.compile(r"[\n\r\v\f\x85\u2028\u2029]")
 # What a terminal obeys or no encoding has: control characters but line ends, lone surrogates.
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+# What a field must do, by pydantic's type of error or its first word.
+_FIELD_RULES: Final = {
+    "missing": "be given",
+    "extra_forbidden": "be a known field",
+    "literal_error": "be {expected}",
+    "union_tag_invalid": "have a {discriminator} that is one of {expected_tags}",
+    "union_tag_not_found": "have a {discriminator}",
+    "greater_than": "be above {gt}",
+    "greater_than_equal": "be at least {ge}",
+    "less_than": "be below {lt}",
+    "less_than_equal": "be at most {le}",
+    "finite_number": "be a finite number",
+    "too_short": "have {min_length} or more entries",
+    "string_too_short": "have {min_length} or more characters",
+    "string_too_long": "have at most {max_length} characters",
+    "string_pattern_mismatch": "match {pattern}",
+    "callable": "be callable",
+    "int": "be an integer",
+    "float": "be a number",
+    "bool": "be true or false",
+    "string": "be text",
+    "tuple": "be a list",
+    "list": "be a list",
+    "dict": "be a mapping",
+    "model": "be a mapping",
+}
 
 
 class UmimError(Exception):
@@ -182,6 +208,15 @@ class translated(AbstractContextManager[None]):
     ) -> None:
         if error is not None and (typed := self._typed(error)) is not None:
             raise typed from error
+
+
+def field_rule(field: str, error: Mapping[str, Any]) -> str:
+    """Return the rule that a field breaks, of an error that pydantic found."""
+    kind, context = error["type"], error.get("ctx", {})
+    words = _FIELD_RULES.get(kind) or _FIELD_RULES.get(kind.partition("_")[0])
+    if words is not None:
+        return f"{field or 'it'} must {words.format_map(context)}"
+    return f"{field}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
 
 
 def look_up(entries: Mapping[str, T], name: str, what: str, remedy: str = "") -> T:

@@ -32,7 +32,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from umim_core.addresses import scrubbed
 from umim_core.checkpoint.checkpoint_index import artifact_root, remote_address
-from umim_core.errors import ArtifactError, MissingExtraError
+from umim_core.errors import ArtifactError, MissingExtraError, field_rule
 from umim_core.store.artifacts import MANIFEST, payload_files, read_manifest, safe_join
 from umim_core.store.locking import directory_lock
 from umim_core.store.publication import give_name, make_way
@@ -267,7 +267,8 @@ class RemoteRoot:
             return model.model_validate_json(data)
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)[0]
-            raise self._altered(place, f"{found['loc']}: {found['msg']}") from error
+            rule = field_rule(".".join(map(str, found["loc"])), found)
+            raise self._altered(place, rule) from error
 
     def _altered(self, place: str, value: str) -> ArtifactError:
         remedy = "Remove it there, a stage with `python -m flows store rm`; it is built again."

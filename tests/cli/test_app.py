@@ -61,7 +61,7 @@ REFUSED = {
     "ppl a.txt -c checkpoint --segment-length 66": "windows must fit the 64 positions of ",
     "fetch nope": "must be one of smollm2-135m-instruct; got nope. `umim fetch` lists them.",
     "ppl nosuch -c absent": "a corpus file must exist; got nosuch. Check the path; a data set of",
-    "bench --lengths 256,many": "error: --lengths: Input should be a valid integer, un",
+    "bench --lengths 256,many": "error: --lengths must be an integer; got many",
     "bench --batch-sizes 0": "error: --batch-sizes must be at least 1; got 0",
     "bench -c checkpoint --lengths 99": "new tokens must fit the backbone's 64 positions",
     "bench -c checkpoint --new-tokens 60 --device cpu": "a prompt 8 of the model's 64 positions; g",

@@ -84,16 +84,16 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
     "pipeline": (
         GOOD,
         [
-            *((field, ..., f"{field}: Field required") for field in ("name", "corpus", "distill")),
-            ("name", "Big Name!", "name: String should match pattern.*; got Big Name!"),
+            *((field, ..., f"{field} must be given") for field in ("name", "corpus", "distill")),
+            ("name", "Big Name!", "name must match .*; got Big Name!"),
             ("kind", "tabel", r"kind must be one of .*; got tabel\. Did you mean 'table'"),
-            ("cells", [], "cells: Tuple should have at least 1 item"),
-            ("cells.0.overlap", "all", r"cells\.0\.overlap: .*'greedy' or 'none'; got all"),
-            ("corpus.kind", "web", "corpus: .*'docstrings', 'files'"),
+            ("cells", [], "cells must have 1 or more entries"),
+            ("cells.0.overlap", "all", r"cells\.0\.overlap must be 'greedy' or 'none'; got all"),
+            ("corpus.kind", "web", "corpus must have a 'kind' .* of 'docstrings', .*; got web"),
             ("distill.max_steps", 0, r"distill\.max_steps must be at least 1; got 0"),
             ("distill.learning_rate", 2, r"distill\.learning_rate must be at most 1\.0; got 2"),
-            ("distill.clip_norm", float("inf"), r"distill\.clip_norm: .*finite number; got inf"),
-            ("adapt.dpo.bf16", True, r"adapt\.dpo\.bf16: Extra inputs are not permitted; got True"),
+            ("distill.clip_norm", float("inf"), "clip_norm must be a finite number; got inf"),
+            ("adapt.dpo.bf16", True, r"adapt\.dpo\.bf16 must be a known field; got True"),
             ("adapt.settings", ["WT + FT", "WT + FT"], "settings: must all be different"),
             ("adapt", None, "a cell asks for adaptation, but the recipe has no 'adapt' section"),
             ("task", None, "a cell asks for adaptation, but the recipe has no 'task' section"),
@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
         MIXTURE,
         [
             ("corpus.parts", {"a": DOCS, "b": DOCS}, "must be one part at most"),
-            ("corpus.parts", {"a b": FILES}, "should match pattern"),
+            ("corpus.parts", {"a b": FILES}, "must match"),
             (
                 "corpus.parts",
                 {"a": FILES | {"train": {"kind": "ids", "path": "x.npy"}}},

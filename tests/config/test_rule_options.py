@@ -20,8 +20,8 @@ REFUSED = {
     "threads": ({"threads": 1025}, "threads must be at most 1024; got 1025"),
     "longest": ({"longest": 17}, "longest must be at most 16; got 17"),
     "confidence, longest": (CONFIDENT | {"longest": 5}, "runs of 2 to 4 tokens"),
-    "memory": ({"max_memory_gib": float("inf")}, "max_memory_gib: Input should be a finite"),
-    "unknown": ({"taus": 3}, "taus: Extra inputs"),
+    "memory": ({"max_memory_gib": float("inf")}, "max_memory_gib must be a finite number"),
+    "unknown": ({"taus": 3}, "taus must be a known field"),
     "spans, filtered": (
         {"spans": 9, "overlap": "greedy", "tau": 3},
         r"got \{'overlap': 'greedy', 'spans': 9\}",

@@ -178,7 +178,7 @@ def test_kwargs_without_effect_are_reported_once_and_left_out(
         ({"max_gen_toks": "few"}, "must be numbers; got .*few"),
         ({"temperature": "hot", "do_sample": True}, "and temperature must be numbers; got .*hot"),
         ({"do_sample": True, "temperature": 0.0}, "out of range"),
-        ({"decode_max_damage": "most"}, "decode_max_damage: it should be a valid number"),
+        ({"decode_max_damage": "most"}, "decode_max_damage must be a number"),
         ({"top_p": 7.0, "do_sample": True, "temperature": 1.0}, "out of range"),
     ],
 )

@@ -255,10 +255,10 @@ def test_heads_that_do_not_divide_the_size_are_refused(size: int, heads: int) ->
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ({"module_positions": "rotary"}, "positions: Input .* 'none' or 'learned'; got rotary"),
-        ({"depth": 2}, "depth: Input should be 1 or 3; got 2"),
-        ({"residual": "first"}, "residual: Input .* 'none', 'last' or 'exponential'; got first"),
-        ({"kind": "mean"}, "kind: Input should be 'attention' or 'linear'; got mean"),
+        ({"module_positions": "rotary"}, "positions must be 'none' or 'learned'; got rotary"),
+        ({"depth": 2}, "depth must be 1 or 3; got 2"),
+        ({"residual": "first"}, "residual must be 'none', 'last' or 'exponential'; got first"),
+        ({"kind": "mean"}, "kind must be 'attention' or 'linear'; got mean"),
         ({"kind": "linear", "module_positions": "learned"}, "linear .* must have positions"),
         ({"kind": "linear", "depth": 3}, "linear merge module must have .* depth 1"),
         ({"merge_depth": 1}, "residual 'last'"),

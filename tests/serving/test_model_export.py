@@ -347,9 +347,9 @@ def other_table(ids: Any, lengths: Any, kind: Any = np.int8) -> Any:
 
 
 SPOILT: list[tuple[Any, type[UmimError], str]] = [
-    (lambda folder: change(folder, format=2), ArtifactError, "format: Input should be less than"),
-    (lambda folder: change(folder, format=True), ArtifactError, "format: .* valid integer"),
-    (lambda folder: change(folder, without=("policy",)), ArtifactError, "policy: Field required"),
+    (lambda folder: change(folder, format=2), ArtifactError, "format must be at most"),
+    (lambda folder: change(folder, format=True), ArtifactError, "format must be an integer"),
+    (lambda folder: change(folder, without=("policy",)), ArtifactError, "policy must be given"),
     (lambda folder: change(folder, vocab_size=0), ArtifactError, "must describe the spans"),
     (lambda folder: change(folder, spans=5), ArtifactError, "must hold 5 spans of ids below 50"),
     (lambda folder: change(folder, vocab_size=7), ArtifactError, "4 spans of ids below 7"),

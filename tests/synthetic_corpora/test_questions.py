@@ -111,7 +111,7 @@ def test_a_selection_and_the_rows_of_all_shards_come_back(tmp_path: Path) -> Non
     ("line", "problem"),
     [
         (WHOLE[:20], "Invalid JSON"),
-        (WHOLE.replace(b'"tokens":5,', b""), "tokens: Field required"),
+        (WHOLE.replace(b'"tokens":5,', b""), "tokens must be given"),
     ],
 )
 def test_a_torn_shard_is_refused(tmp_path: Path, line: bytes, problem: str) -> None:
@@ -123,5 +123,5 @@ def test_a_torn_shard_is_refused(tmp_path: Path, line: bytes, problem: str) -> N
 
 def test_torn_questions_are_refused(tmp_path: Path) -> None:
     (tmp_path / "questions.json").write_text('{"texts": "a"}', encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"must hold .*; got texts: Input should be a valid"):
+    with pytest.raises(ArtifactError, match=r"must hold .*; got texts must be a list"):
         read_selection(tmp_path)

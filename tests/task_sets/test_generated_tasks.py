@@ -99,10 +99,10 @@ def test_options_are_taken_from_among_the_arguments_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task_sed": 1}, "task_sed: Extra inputs .* Did you mean 'task_seed'"),
+        ({"task_sed": 1}, "task_sed must be a known field.* Did you mean 'task_seed'"),
         ({"task_questions": 0}, "task_questions must be at least 1; got 0"),
-        ({"task_new_tokens": True}, "task_new_tokens: .* valid integer; got True"),
-        ({"task_seed": None}, "task_seed: .* valid integer; got None"),
+        ({"task_new_tokens": True}, "task_new_tokens must be an integer; got True"),
+        ({"task_seed": None}, "task_seed must be an integer; got None"),
     ],
 )
 def test_malformed_options_are_refused(options: dict[str, object], message: str) -> None:

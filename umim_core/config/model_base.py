@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, field_rule
 
 T = TypeVar("T")
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -17,6 +17,11 @@ AtLeast0 = Annotated[int, Field(ge=0)]
 AtLeast1 = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 _TOP: Final = "the recipe itself"
+_REMEDIES: Final = {
+    "missing": "Add it.",
+    **dict.fromkeys(("greater_than", "greater_than_equal"), "Raise it."),
+    **dict.fromkeys(("less_than", "less_than_equal"), "Lower it."),
+}
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 SEEDS: Final = 2**31  # every generator takes one of so many
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
@@ -72,20 +77,16 @@ def validated(
             }
             first = next((beside[x] for x in get_close_matches(str(name), beside)), first)
         where, context = ".".join(str(part)[:99] for part in first["loc"]), first.get("ctx", {})
-        said, value, remedy = first["msg"].removeprefix("Value error, "), first["input"], ""
-        rule = f"{where}: {said}".removeprefix(": ")
+        value, rule = context.get("tag", first["input"]), field_rule(where, first)
+        remedy = _REMEDIES.get(first["type"], "")
         if first["type"] == "extra_forbidden":
             remedy = _right_name(model, first["loc"])
-        elif "ge" in context:
-            rule, remedy = f"{where} must be at least {context['ge']}", "Raise it."
-        elif "le" in context:
-            rule, remedy = f"{where} must be at most {context['le']}", "Lower it."
         elif isinstance(own := getattr(context.get("error"), "__cause__", None), ConfigError):
             # Of ``checking``: it says all of this by itself.
             rule, remedy = f"{where}: {own.rule}".removeprefix(": "), own.remedy
             value = value if own.value is None else own.value
         elif isinstance(value, dict):  # of a rule over several fields: those that it names
-            value = {name: value[name] for name in value if name in said} or value
+            value = {name: value[name] for name in value if name in first["msg"]} or value
         rule = f"{what}: {rule}".removeprefix(": ")
         raise ConfigError(rule, value, remedy or "Correct it.") from error
 

@@ -21,7 +21,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import check_merge, check_raw_tail
 from umim_core.config.generation import PlainOptions
-from umim_core.errors import GenerationError, did_you_mean, require
+from umim_core.errors import GenerationError, did_you_mean, field_rule, require
 from umim_core.inference.choice import (
     ON_IDS,
     PLAIN,
@@ -126,7 +126,9 @@ class GenerateOptions(PlainOptions):
             _Types.model_validate(given)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            rule = f"{first['loc'][0]}: {first['msg'].replace('Input', 'it')}"
+            name, *place = first["loc"]
+            field = ".".join(map(str, [name, *(part for part in place if isinstance(part, int))]))
+            rule = field_rule(field, first)
             raise GenerationError(rule, first["input"], "Correct it.") from error
         _ = self.settings
         self._check_sampling(self.do_sample is not False)

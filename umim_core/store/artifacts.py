@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from umim_core.errors import ArtifactError, ConfigError, UmimError, require
+from umim_core.errors import ArtifactError, ConfigError, UmimError, field_rule, require
 from umim_core.store.disk import read_bytes, write_bytes
 
 MANIFEST: Final = "manifest.json"
@@ -63,8 +63,7 @@ def described(rule: str, remedy: str, error: type[UmimError] = ArtifactError) ->
         yield
     except ValidationError as cause:
         first = cause.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise error(rule, f"{where}: {first['msg']}".removeprefix(": "), remedy) from cause
+        raise error(rule, field_rule(".".join(map(str, first["loc"])), first), remedy) from cause
     except ConfigError as cause:
         raise error(rule, str(cause).rstrip("."), remedy) from cause
 
