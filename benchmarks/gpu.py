@@ -46,8 +46,9 @@ from transformers import LlamaConfig
 from benchmarks.engine import merging_share
 from benchmarks.runner import Benchmark, Gates, Report, alternate, device_name, save, spread
 from benchmarks.subjects import Ids, Subject, llama_config, random_backbone, random_subject
-from umim_core.backbone.backbone import Backbone, state_difference, state_tolerance
+from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.shape import BackboneShape
+from umim_core.backbone.trials import state_difference, state_tolerance
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.config.form import ModuleForm

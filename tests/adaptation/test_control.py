@@ -21,8 +21,9 @@ from umim_core.adaptation.control import (
     read_record,
     write_control,
 )
-from umim_core.backbone.backbone import Backbone, check_capabilities
+from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_identity import model_identity
+from umim_core.backbone.trials import check_capabilities
 from umim_core.errors import ArtifactError, CheckpointError, ConfigError, MissingExtraError
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from umim_core.backbone.backbone import Backbone, state_difference, state_tolerance
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.trials import state_difference, state_tolerance
 from umim_core.errors import BackboneError
 
 _STEP: Final = 3  # positions that the trial turns keys by

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from umim_core.backbone.backbone import Backbone, state_difference, state_tolerance, typed_failures
+from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import frozen_twin
+from umim_core.backbone.trials import state_difference, state_tolerance, typed_failures
 from umim_core.errors import BackboneError, ConfigError, require
 
 _TRIED = 5  # tokens of the trial; fewer where the positions end
