@@ -174,6 +174,6 @@ def test_pooled_spans_equal_an_independent_computation(name: str, tiny_backbone:
     method = find_baseline(name).make(tiny_backbone, RULES)
     assert isinstance(method, MergedSpans) and method.segmenter is RULES
     ids, lengths = torch.tensor([[3, 4, 5, 6], [7, 7, 9, 9], [1, 2, 0, 0]]), [4, 3, 2]
-    found = method.merger(tiny_backbone.embed(ids), torch.tensor(lengths))
+    found = method.merger(tiny_backbone.embed(ids), torch.tensor(lengths), ids)
     for row, length, value in zip(ids, lengths, found, strict=True):
         torch.testing.assert_close(value, POOLS[name](tiny_backbone.embedding_weight[row[:length]]))

@@ -16,8 +16,7 @@ from torch.nn import functional
 from support.merge_modules import FORMS, give_rows, module_of
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError
-from umim_core.merging.forms.span_ops import ANCHORS, exponential_embedding, last_embedding
-from umim_core.merging.module import MergeModule
+from umim_core.merging.module import ANCHORS, MergeModule, exponential_embedding, last_embedding
 
 EVERY = pytest.mark.parametrize("form", FORMS)
 ALONE = pytest.mark.parametrize("form", [f for f in FORMS if "residual" not in FORMS[f]])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from support.merge_modules import FORMS, give_rows, module_of
 from umim_core.errors import ConfigError
-from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
+from umim_core.merging.rule_rows import RuleRows, frequent_spans
 from umim_core.rules.grams import LONGEST
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from umim_core.config.form import ModuleForm
-from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.module import MergeModule
+from umim_core.merging.rule_rows import RuleRows, frequent_spans
 from umim_core.rules.ruleset import RuleSet
 
 FORMS: dict[str, dict[str, Any]] = {

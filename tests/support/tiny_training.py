@@ -21,9 +21,9 @@ from support.tiny_models import random_backbone
 from tasks.training.strategies import make_strategy
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.config.recipe import DistillConfig, TrainConfig
-from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
+from umim_core.merging.rule_rows import RuleRows, frequent_spans
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.training.loss import BatchLoss

@@ -28,9 +28,9 @@ from umim_core.adaptation.control import CONTROLS, fresh_control
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.recipe import DistillConfig, PreferenceConfig
 from umim_core.errors import ArtifactError
-from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
+from umim_core.merging.rule_rows import RuleRows, frequent_spans
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import spread_rows

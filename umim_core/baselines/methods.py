@@ -43,7 +43,8 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import KeyRotation
 from umim_core.errors import ConfigError, require
 from umim_core.merging.likelihood import TokenScores
-from umim_core.merging.packing import Segmenter, SpanMerger
+from umim_core.merging.module import Pooling
+from umim_core.merging.packing import Segmenter
 from umim_core.text.token_ids import Ints
 
 ScoreEndings = Callable[[Ints, Sequence[Ints], Backbone, int], list[TokenScores]]
@@ -103,7 +104,7 @@ class MergedSpans:
     """A method that replaces spans by one embedding each, as UMIM does."""
 
     segmenter: Segmenter
-    merger: SpanMerger | None  # None: the module of the checkpoint in whose place it stands
+    merger: Pooling | None  # None: the module of the checkpoint in whose place it stands
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.merging.forms.span_ops import inside_spans
-from umim_core.merging.packing import Segmentation
+from umim_core.merging.packing import Segmentation, inside_spans
 from umim_core.rules.matcher import Matcher
 from umim_core.text.token_ids import Ints
 

@@ -29,7 +29,7 @@ from umim_core.baselines.sentence_cosine import cpc, sentence_cosine, trained_en
 from umim_core.baselines.streaming_llm import streaming_llm
 from umim_core.baselines.truncation import Truncation
 from umim_core.errors import look_up
-from umim_core.merging.forms.span_ops import last_embedding
+from umim_core.merging.module import Pooling, last_embedding
 from umim_core.rules.matcher import Matcher
 
 
@@ -56,7 +56,7 @@ BASELINES: Final[dict[str, Baseline]] = {
     ),
     "last-embedding": _of_prompt(
         "Replace each span that the rules match by its last token embedding.",
-        lambda backbone, matcher: MergedSpans(matcher, last_embedding),
+        lambda backbone, matcher: MergedSpans(matcher, Pooling(last_embedding)),
     ),
     "llmlingua": _of_prompt(
         "Delete passages, then tokens, that the backbone finds unsurprising after what was kept.",
@@ -73,7 +73,7 @@ BASELINES: Final[dict[str, Baseline]] = {
     ),
     "mean-embedding": _of_prompt(
         "Replace each span that the rules match by the mean of its token embeddings.",
-        lambda backbone, matcher: MergedSpans(matcher, mean_embedding),
+        lambda backbone, matcher: MergedSpans(matcher, Pooling(mean_embedding)),
     ),
     "random-spans": _of_prompt(
         "Merge random spans, as many and as long as the rules' own, by the checkpoint's module.",
@@ -97,11 +97,13 @@ BASELINES: Final[dict[str, Baseline]] = {
     ),
     "similar-neighbours": _of_prompt(
         "Replace neighbouring tokens of the most similar embeddings by their mean.",
-        lambda backbone, matcher: MergedSpans(SimilarNeighbours(backbone, matcher), mean_embedding),
+        lambda backbone, matcher: MergedSpans(
+            SimilarNeighbours(backbone, matcher), Pooling(mean_embedding)
+        ),
     ),
     "sum-embedding": _of_prompt(
         "Replace each span that the rules match by the sum of its token embeddings.",
-        lambda backbone, matcher: MergedSpans(matcher, sum_embedding),
+        lambda backbone, matcher: MergedSpans(matcher, Pooling(sum_embedding)),
     ),
     "truncation": _of_prompt(
         "Keep the end of the text and what is protected; asks neither backbone nor rules.",

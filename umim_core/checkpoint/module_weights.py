@@ -16,8 +16,8 @@ from torch import nn
 from umim_core.checkpoint.checkpoint_files import CheckpointConfig
 from umim_core.errors import CheckpointError, ConfigError, require
 from umim_core.merging.adapters import SpanAdapters
-from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.module import MergeModule
+from umim_core.merging.rule_rows import RuleRows
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.disk import unwritable
 

@@ -9,9 +9,9 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError, RuleSetError, require
 from umim_core.merging.adapters import SpanAdapters, linear_maps
-from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule
+from umim_core.merging.rule_rows import RuleRows
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

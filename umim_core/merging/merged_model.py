@@ -1,16 +1,29 @@
 """Frozen language model that reads units: backbone, merge module, matcher and positions.
 
-Without rules it is the base model: ``merged_model.base()``.
+Without rules it is the base model: ``merged_model.base()``. At merge depth k the first k layers
+read every token; then a span becomes one state, to which the module adds, and the other layers,
+which may have adapters, read one state per unit::
 
-Shapes: B rows, S units of the longest row, M spans, N tokens of the longest span, d embedding size.
+    tokens   x1  x2 x3  x4          layers < k, at positions 0 1 2 3
+    states   h1  h2 h3  h4          before layer k
+    units    h1    u    h4          u = h3 + rms(h3) g module(h2 / rms(h2), h3 / rms(h3))
+                                    layers >= k, at positions 0 2 3
+
+g is the gain of the module's last norm, zero at the start. Depth 0 is the paper's form: a unit is
+made of embeddings, by its ids alone.
+
+Shapes: B rows, T raw tokens, S units of the longest row, M spans, N tokens of the longest span, W
+tokens of a window, d embedding size.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Lock
+from typing import Self
 
 import numpy as np
 import torch
@@ -18,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.split import split_backbone
 from umim_core.config.form import (
     PAPER_FORM,
     Merge,
@@ -27,13 +41,13 @@ from umim_core.config.form import (
     check_raw_tail,
 )
 from umim_core.errors import ConfigError, require
-from umim_core.merging.merged_trunk import MergedTrunk, merge_states, span_places, unit_states
-from umim_core.merging.module import MergeModule
+from umim_core.merging.adapters import SpanAdapters, adapted, merged_rows
+from umim_core.merging.module import MergeModule, SpanMerger
 from umim_core.merging.packing import (
     PackedUnits,
     Segmentation,
     Segmenter,
-    SpanMerger,
+    inside_spans,
     pack_rows,
 )
 from umim_core.rules.grams import LONGEST
@@ -42,12 +56,67 @@ from umim_core.text.token_ids import Ints
 
 
 @dataclass(frozen=True)
+class MergedTrunk:
+    """The layers that read raw tokens, and those that read units.
+
+    Attributes:
+        lower: Layers below the merge depth; None at depth 0.
+        upper: The other layers, with adapters if there are any; without merged units they are those
+            of the backbone.
+        of_parts: Backbone, depth and adapters that it was made of.
+    """
+
+    lower: Backbone | None = field(repr=False)
+    upper: Backbone = field(repr=False)
+    of_parts: tuple[Backbone, int, SpanAdapters | None] = field(repr=False)
+
+    @classmethod
+    def of(cls, backbone: Backbone, depth: int, adapters: SpanAdapters | None) -> Self:
+        """Take a backbone apart at merge depth k, 0 .. L-1; adapters are of layers k .. L-1."""
+        lower, upper = split_backbone(backbone, depth) if depth else (None, backbone)
+        upper = upper if adapters is None else adapted(upper, adapters)
+        return cls(lower, upper, (backbone, depth, adapters))
+
+    def raw_states(
+        self, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """Return the states [B, T, d] of raw ids [B, T] before the merge depth."""
+        embeddings = self.upper.embed(ids)
+        return embeddings if self.lower is None else self.lower.hidden(embeddings, mask, positions)
+
+    def hidden(
+        self,
+        units: Tensor,
+        merged: Tensor,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Return hidden states after the final norm [B, S, d].
+
+        ``units`` are states before the merge depth [B, S, d], of which some are ``merged`` [B, S]
+        (bool); mask and positions are as in ``Backbone.hidden``.
+        """
+        with self.adapting(merged):
+            return self.upper.hidden(units, mask, positions)
+
+    @contextmanager
+    def adapting(self, merged: Tensor) -> Iterator[None]:
+        """Adapt merged units [B, S] (bool, on any device) of the forwards within."""
+        if self.of_parts[2] is None:  # nothing waits for the device then
+            yield
+            return
+        rows = merged.reshape(-1).nonzero().view(-1)
+        with merged_rows(rows.to(self.upper.device)):
+            yield
+
+
+@dataclass(frozen=True)
 class MergedModel:
     """A frozen backbone with its merge module and its rules.
 
     Attributes:
         backbone: The frozen model.
-        module: Makes surrogates; None only without rules.
+        module: Makes surrogates, trained or a baseline's pooling; None only without rules.
         matcher: The rules; None keeps every token.
         raw_tail: Last tokens of a prompt or context that stay raw. A text that is scored as a whole
             has no prompt, hence no raw tail.
@@ -64,8 +133,8 @@ class MergedModel:
     parts: MergedTrunk | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        module = self._trained
-        made_of = (self.backbone, self.merge_depth, None if module is None else module.adapters)
+        adapters = None if self.module is None else self.module.adapters
+        made_of = (self.backbone, self.merge_depth, adapters)
         # a copy with other rules has the same parts
         if self.parts is None or any(
             a is not b for a, b in zip(self.parts.of_parts, made_of, strict=True)
@@ -74,19 +143,14 @@ class MergedModel:
         ruled = isinstance(self.matcher, Matcher) and len(self.matcher.rules)
         rule, remedy = "rules need a merge module", "Pass one, or no rules."
         require(not ruled or self.module is not None, ConfigError, rule, None, remedy)
-        if module is not None:
-            rule = f"rules must have at most {module.longest} tokens, as those of the module"
+        if self.module is not None:
+            rule = f"rules must have at most {self.module.longest} tokens, as those of the module"
             remedy = "Train a checkpoint with these rules."
-            require(self.longest <= module.longest, ConfigError, rule, self.longest, remedy)
-
-    @property
-    def _trained(self) -> MergeModule | None:
-        """The module; None where a function without weights stands in its place."""
-        return self.module if isinstance(self.module, MergeModule) else None
+            require(self.longest <= self.module.longest, ConfigError, rule, self.longest, remedy)
 
     @property
     def _form(self) -> ModuleForm:
-        return PAPER_FORM if self._trained is None else self._trained.form
+        return PAPER_FORM if self.module is None else self.module.form
 
     @property
     def unit_positions(self) -> UnitPositions:
@@ -136,10 +200,10 @@ class MergedModel:
         return self.base() if merge == "none" else replace(self, raw_tail=raw_tail)
 
     def require_module(self) -> MergeModule:
-        if (module := self._trained) is None:
+        if not isinstance(self.module, MergeModule):
             found = type(self.module).__name__
             raise ConfigError("a merge module is needed", found, "Pass a MergeModule.")
-        return module
+        return self.module
 
     def require_matcher(self) -> Matcher:
         if not isinstance(self.matcher, Matcher):
@@ -186,10 +250,7 @@ class MergedModel:
         require(not self.merge_depth, ConfigError, rule, value, remedy)
         if self.module is None:
             raise ConfigError("merged units need a merge module", None, "Pass one, or no rules.")
-        spans, module = self.backbone.embed(span_ids), self._trained
-        if module is None:
-            return self.module(spans, span_lengths).to(self.backbone.dtype)
-        pooled: Tensor = module(spans, span_lengths, span_ids)
+        pooled: Tensor = self.module(self.backbone.embed(span_ids), span_lengths, span_ids)
         return pooled.to(self.backbone.dtype)
 
     def states_of(self, ids: Tensor, states: Tensor, ends: Tensor, lengths: Tensor) -> Tensor:
@@ -201,7 +262,7 @@ class MergedModel:
         """
         rows = torch.arange(len(ids), device=ids.device)[:, None] * ids.shape[1]
         flat = unit_states(
-            self._trained,
+            self.require_module(),
             states.flatten(0, 1),
             ids.reshape(-1),
             (rows + ends).reshape(-1),
@@ -230,6 +291,53 @@ class MergedModel:
         pooled = self.surrogates(packed.span_ids, packed.span_lengths)
         surrogates = pooled[packed.span_index[packed.merged]].to(embeddings.dtype)
         return embeddings.masked_scatter(packed.merged[..., None], surrogates)
+
+
+def root_mean_square(states: Tensor) -> Tensor:
+    """Return the root mean square of states [.., d]: [.., 1], above zero."""
+    return states.pow(2).mean(dim=-1, keepdim=True).add(1e-12).sqrt()
+
+
+def span_places(ends: Tensor, lengths: Tensor) -> Tensor:
+    """Return the places [M, N] of the tokens of spans that end at ``ends`` [M] (int64).
+
+    Behind a span's end stands its last token again.
+    """
+    width = int(lengths.max()) if len(lengths) else 1
+    first = ends - lengths + 1
+    offsets = torch.arange(width, device=ends.device)
+    return torch.minimum(first[:, None] + offsets, ends[:, None])
+
+
+def merge_states(module: MergeModule, states: Tensor, lengths: Tensor, ids: Tensor) -> Tensor:
+    """Return the states [M, d] of units, merged of those of their tokens before the merge depth.
+
+    The module adds to a span's last state, at that state's scale. What stands beyond a span in
+    ``states`` [M, N, d] has no influence; rule rows are found by the token ids [M, N] (int64).
+    """
+    wide = states.to(torch.promote_types(states.dtype, module.dtype))
+    last = wide[torch.arange(len(wide), device=wide.device), lengths - 1]
+    outside = ~inside_spans(lengths, states.shape[1])
+    tokens = (wide / root_mean_square(wide)).to(module.dtype).masked_fill(outside[..., None], 0.0)
+    added = module.add_rows(module.merge(tokens, lengths), ids, lengths)
+    return (last + root_mean_square(last) * added).to(states.dtype)
+
+
+def unit_states(
+    module: MergeModule, states: Tensor, ids: Tensor, ends: Tensor, lengths: Tensor
+) -> Tensor:
+    """Return the states of units [S, d], given those of all tokens before the merge depth [N, d].
+
+    ``ids`` [N] (int64) are those of the tokens, row after row; a unit of ``lengths`` [S] (int64)
+    tokens ends at the place ``ends`` [S] (int64) among them.
+    """
+    units = states[ends]
+    merged = (lengths > 1).nonzero().view(-1)
+    if not len(merged):
+        return units
+    places = span_places(ends[merged], lengths[merged])
+    pooled = merge_states(module, states[places], lengths[merged], ids[places])
+    return units.index_copy(0, merged, pooled)
 
 
 class SpanCache:

@@ -1,7 +1,7 @@
 """The merge module: a span's embeddings become one surrogate embedding.
 
 ``MergeModule(d)`` is the paper's attention pooling. Positions, depth and kind of a ``ModuleForm``
-choose another, the last two a class and a file of ``forms/`` each:
+choose another, the last two a class of its own:
 
 =======================  ================================  ================  ================
 form                     policies                          parameters        sees the order
@@ -24,7 +24,8 @@ Shapes: M spans, N tokens in the longest span, d embedding size, h heads, d_h = 
     o_i = sum_t a_i[t] P_i[t]                       [M, d_h]
     z   = LN_o(GELU(Linear_o([o_1; ...; o_h])))     [M, d]
 
-Source: paper, "Module Architecture and Integration".
+Source: paper, "Module Architecture and Integration". The linear form is ours, a control of
+attention pooling; the paper names depth 3, its layers (pre-norm, no feed-forward part) are ours.
 """
 
 from __future__ import annotations
@@ -32,27 +33,20 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from typing import Any, Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from umim_core.config.form import (
-    PAPER,
-    PAPER_FORM,
-    ModuleForm,
-)
+from umim_core.config.form import PAPER, PAPER_FORM, ModuleForm
 from umim_core.errors import ConfigError, require
 from umim_core.merging.adapters import SpanAdapters
-from umim_core.merging.forms.rule_rows import RuleRows
-from umim_core.merging.forms.span_ops import (
-    ANCHORS,
-    draw_linear,
-    inside_spans,
-    reset_norm,
-)
-from umim_core.rules.grams import LONGEST, check_longest
+from umim_core.merging.packing import inside_spans
+from umim_core.merging.rule_rows import RuleRows
+from umim_core.rules.grams import LONGEST, MAX_LONGEST, check_longest
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import canonical_json
 
@@ -67,8 +61,8 @@ class MergeModule(nn.Module):
     the module adds to an anchor, such as the span's last embedding; LN_o's gain then begins at
     zero, so that an untrained module gives the anchor itself.
 
-    The other forms are its subclasses, a file each. ``MergeModule(...)`` returns the one that is
-    asked for, as ``pathlib.Path`` gives the class of the system. The embedding size is d, a
+    The other forms are its subclasses. ``MergeModule(...)`` returns the one that is asked for, as
+    ``pathlib.Path`` gives the class of the system. The embedding size is d, a
     multiple of the heads; ``umim_core.config.form`` has the policies.
 
     Attributes:
@@ -90,9 +84,6 @@ class MergeModule(nn.Module):
         num_heads: int = 4,
         longest: int = LONGEST,
     ) -> Self:
-        from umim_core.merging.forms.contextual_form import ContextualPooling  # their base is here
-        from umim_core.merging.forms.linear_form import LinearMerge
-
         own: Any = cls
         if cls is MergeModule:  # a copy has no form, and its own class
             forms = {("linear", 1): LinearMerge, (PAPER, 3): ContextualPooling}
@@ -230,6 +221,149 @@ class MergeModule(nn.Module):
         pooled = torch.einsum("mhn,mnhk->mhk", weights, heads).reshape(count, size)
         out: Tensor = self.norm_o(F.gelu(self.linear_o(pooled)))
         return out
+
+
+class SpanAttention(nn.Module):
+    """One pre-norm layer of self-attention over a span: 4 d^2 + 6 d parameters.
+
+    ::
+
+        X <- X + Linear_o(softmax(Q K^T / sqrt(d_h)) V),  [Q; K; V] = Linear_qkv(LN(X))
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm = nn.LayerNorm(hidden_size, eps=1e-5)
+        self.linear_qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.linear_o = nn.Linear(hidden_size, hidden_size)
+
+    @torch.no_grad()
+    def initialise(self, embedding_std: float, generator: torch.Generator | None) -> None:
+        """Draw Linear_qkv and Linear_o; what is added starts at the scale of the embeddings."""
+        draw_linear(self.linear_qkv, generator)
+        draw_linear(self.linear_o, generator)
+        self.linear_o.weight.mul_(embedding_std)
+        self.linear_o.bias.mul_(embedding_std)
+        reset_norm(self.norm, 1.0)
+
+    def forward(self, tokens: Tensor, inside: Tensor) -> Tensor:
+        """Let tokens [M, N, d] look at those ``inside`` [M, N] (bool) their own span."""
+        count, width, size = tokens.shape
+        split = (count, width, 3, self.num_heads, size // self.num_heads)
+        queries, keys, values = self.linear_qkv(self.norm(tokens)).view(split).unbind(dim=2)
+        scores = torch.einsum("mqhk,mthk->mhqt", queries, keys) / math.sqrt(split[-1])
+        weights = scores.masked_fill(~inside[:, None, None], -torch.inf).softmax(dim=-1)
+        mixed = torch.einsum("mhqt,mthk->mqhk", weights, values).reshape(count, width, size)
+        out: Tensor = tokens + self.linear_o(mixed)
+        return out
+
+
+class ContextualPooling(MergeModule):
+    """Two layers of self-attention, then attention pooling: 10 d^2 + 19 d parameters.
+
+    Without positions it sees neither order nor repetition, as the paper's form: attention weighs a
+    token by what it is. Learned positions (a vector per offset) are added before the first layer.
+    """
+
+    def make_weights(self) -> None:
+        super().make_weights()
+        sizes = (self.hidden_size, self.num_heads)
+        self.layers = nn.ModuleList(SpanAttention(*sizes) for _ in range(1, self._form.depth))
+
+    @torch.no_grad()
+    def initialise(self, embedding_std: float, generator: torch.Generator | None = None) -> None:
+        """Draw the pooling exactly as depth 1 does, then the layers, the first one first."""
+        super().initialise(embedding_std, generator)
+        for layer in self.layers:
+            assert isinstance(layer, SpanAttention)  # noqa: S101  made so above
+            layer.initialise(embedding_std, generator)
+
+    def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        tokens, inside = self.place(tokens, lengths), inside_spans(lengths, tokens.shape[1])
+        for layer in self.layers:
+            tokens = layer(tokens, inside)
+        return self.pool(self.values(tokens), lengths)
+
+
+class LinearMerge(MergeModule):
+    """Concatenate the embeddings, zero-padded to 4 d, and map them to d: 4 d^2 + 3 d parameters.
+
+    ::
+
+        z = LN_o(W [e_1; e_2; e_3; e_4] + b) = LN_o(sum_t W_t e_t + b)    missing e_t are zero
+
+    Of rules of more tokens, ``longest`` stands for 4.
+
+    It has a weight per offset: it sees order and repetition. Heads play no part in it.
+    """
+
+    def make_weights(self) -> None:
+        self.linear_o = nn.Linear(self.longest * self.hidden_size, self.hidden_size)
+        self.norm_o = nn.LayerNorm(self.hidden_size, eps=1e-5)
+
+    @torch.no_grad()
+    def initialise(self, embedding_std: float, generator: torch.Generator | None = None) -> None:
+        draw_linear(self.linear_o, generator)
+        self.reset_output(embedding_std)
+
+    def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Map tokens [M, N, d], zero beyond their span, to surrogates [M, d]; N at most longest."""
+        count, width, size = tokens.shape
+        missing = tokens.new_zeros(count, self.longest - width, size)
+        joined = torch.cat([tokens, missing], dim=1).view(count, self.longest * size)
+        out: Tensor = self.norm_o(self.linear_o(joined))
+        return out
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """A function without weights in the place of a merge module: some baselines merge by one.
+
+    ``pool`` makes surrogates [M, d] of spans [M, N, d] with lengths [M].
+    """
+
+    pool: Callable[[Tensor, Tensor], Tensor]
+    form: ModuleForm = PAPER_FORM
+    longest: int = MAX_LONGEST
+    adapters: None = None
+
+    def __call__(self, spans: Tensor, lengths: Tensor, ids: Tensor) -> Tensor:
+        return self.pool(spans, lengths)
+
+
+SpanMerger = MergeModule | Pooling
+
+
+def draw_linear(linear: nn.Linear, generator: torch.Generator | None) -> None:
+    """Draw a linear layer as PyTorch does by default: weight, then bias, +-1/sqrt(inputs)."""
+    bound = 1.0 / math.sqrt(linear.in_features)
+    linear.weight.uniform_(-bound, bound, generator=generator)
+    linear.bias.uniform_(-bound, bound, generator=generator)
+
+
+def reset_norm(norm: nn.LayerNorm, gain: float) -> None:
+    norm.weight.fill_(gain)
+    norm.bias.zero_()
+
+
+def last_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
+    """Take the last embedding of spans [M, N, d] with lengths [M]: [M, d]."""
+    return spans[torch.arange(len(spans), device=spans.device), lengths - 1]
+
+
+def exponential_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
+    """Average the embeddings of spans [M, N, d] with lengths [M], weights 1, 2, 4, 8: [M, d]."""
+    inside = inside_spans(lengths, spans.shape[1])
+    weights = inside * torch.exp2(torch.arange(spans.shape[1], device=spans.device)).to(spans.dtype)
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    return (weights[..., None] * spans.masked_fill(~inside[..., None], 0.0)).sum(dim=1)
+
+
+ANCHORS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "last": last_embedding,
+    "exponential": exponential_embedding,
+}
 
 
 def with_rows_of(module: MergeModule, rules: RuleSet) -> MergeModule:

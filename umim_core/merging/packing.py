@@ -8,7 +8,7 @@ Shapes: B rows, S units of the longest row, M different spans, N tokens of the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Protocol
@@ -25,8 +25,6 @@ from umim_core.rules.grams import MAX_LONGEST
 from umim_core.text.token_ids import Ints
 
 Segmentation = tuple[Ints, Ints]
-SpanMerger = Callable[[Tensor, Tensor], Tensor]
-"""Anything that pools spans [M, N, d] with lengths [M] into surrogates [M, d]."""
 _OF_UNITS: Final = ("token_ids", "span_index", "starts", "lengths")  # columns of a batch [B, S]
 
 
@@ -141,6 +139,11 @@ def unit_keys(ids: NDArray[np.integer], starts: Ints, sizes: Ints, width: int) -
         inside = sizes > place
         keys[inside, 1 + place] = ids[starts[inside] + place]
     return keys
+
+
+def inside_spans(lengths: Tensor, width: int) -> Tensor:
+    """Return which of ``width`` offsets lie in a span of each length: [M, width] (bool)."""
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
 def packed_embeddings(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from umim_core.config.recipe import DistillConfig, TrainConfig
 from umim_core.errors import ArtifactError, require
-from umim_core.merging.forms.rule_rows import RuleRows
+from umim_core.merging.rule_rows import RuleRows
 from umim_core.training.loss import BatchLoss
 
 BETAS: Final = (0.9, 0.999)  # of AdamW

@@ -32,8 +32,7 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.backbone.split import with_held_weights
 from umim_core.config.form import ModuleForm
 from umim_core.errors import CorpusError
-from umim_core.merging.merged_model import MergedModel
-from umim_core.merging.merged_trunk import MergedTrunk, unit_states
+from umim_core.merging.merged_model import MergedModel, MergedTrunk, unit_states
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows, packed_embeddings
 from umim_core.training.loss import (

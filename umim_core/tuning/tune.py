@@ -35,9 +35,9 @@ from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, require
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.inference.options import GenerateOptions
-from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.likelihood import score_rows
 from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.rule_rows import RuleRows
 from umim_core.mining.mine import candidate_spans
 from umim_core.mining.span_choice import choose_spans
 from umim_core.model.umim import UMIM

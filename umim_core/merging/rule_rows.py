@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from umim_core.errors import ConfigError, require
-from umim_core.merging.forms.span_ops import inside_spans
+from umim_core.merging.packing import inside_spans
 from umim_core.rules.grams import LONGEST, MAX_LONGEST
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS
