@@ -18,9 +18,9 @@ from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.config.table_recipe import TableSetting, TableText
 from umim_core.errors import BackboneError, CheckpointError, EvaluationError, require
 from umim_core.evaluation.questions import (
+    QuestionScores,
     QuestionSet,
     QuestionSource,
-    ShardScores,
     mean_of,
 )
 from umim_core.evaluation.sizes import Sizes
@@ -41,14 +41,14 @@ def read_question_set(directory: Path) -> QuestionSet:
     return QuestionSet(**body | {"metrics": tuple(body["metrics"])})
 
 
-def read_shards(directory: Path) -> ShardScores:
+def read_shards(directory: Path) -> QuestionScores:
     """Return the shards of an artifact put together, in the order of the questions."""
     shards: list[Any] = [*map(read_json, sorted((directory / SHARDS).glob("*.json")))]
     values = {
         metric: [value for shard in shards for value in shard["values"][metric]]
         for metric in (shards[0]["values"] if shards else ())
     }
-    return ShardScores(
+    return QuestionScores(
         values,
         [prompt for shard in shards for prompt in shard["prompts"]],
         sum((Sizes(**shard["total"]) for shard in shards), Sizes()),
@@ -58,7 +58,7 @@ def read_shards(directory: Path) -> ShardScores:
     )
 
 
-def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> Report:
+def table_row(task: str, setting: str, own: QuestionScores, base: QuestionScores) -> Report:
     """Return the figures of a task under a setting, with differences to the first setting.
 
     Returns:
@@ -113,7 +113,7 @@ def score_shard(
     first: int,
     last: int,
     own_model: str | None = None,
-) -> ShardScores:
+) -> QuestionScores:
     _ask_no_network(source)
     from umim_core.evaluation.harness import UmimLM
     from umim_core.evaluation.questions import score_questions

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from tasks.report.adaptation import RULES_ALONE, adaptation_page, adaptation_svg
 from tasks.run.stage import Artifact, Digest, Metrics, Site, stage
 from tasks.stages.named import NamedCheckpoint, Questions
-from umim_core.adaptation.choices import encode_questions, split_questions
+from umim_core.adaptation.choices import split_questions
 from umim_core.adaptation.control import load_control
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -29,7 +29,7 @@ from umim_core.config.adaptation_recipe import AdaptationRecipe, HarnessQuestion
 from umim_core.config.model_base import SPLITS, Split
 from umim_core.config.recipe import Cell
 from umim_core.evaluation.paired_differences import mean_difference_error
-from umim_core.evaluation.questions import ChoiceScores, score_choices
+from umim_core.evaluation.questions import QuestionScores, score_choices
 from umim_core.evaluation.sizes import Sizes
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import json_digest, read_json, sha256_file, write_json
@@ -118,7 +118,7 @@ class ScoredModel:
         return {**named, "model": Digest(backbone), "tokenizer": Digest(tokenizer)}
 
 
-@stage(version=4, of_run=("device", "dtype"))
+@stage(version=5, of_run=("device", "dtype"))
 def choice_scores_stage(
     out: Path,
     site: Site,
@@ -133,32 +133,31 @@ def choice_scores_stage(
     asked, form = read_questions(questions.file("test")), questions.form
     device, dtype = site.device, site.dtype
 
-    def score() -> ChoiceScores:
+    def score() -> QuestionScores:
         directory = model.artifact.path / "checkpoint"
         merged_model = UMIM.from_pretrained(directory, dtype=dtype, device=device).merged_model
         if model.control is not None:
             merged_model = load_control(model.control.path / "control", merged_model.backbone)
         elif model.setting == BASE:
             merged_model = merged_model.base()
-        encoded = encode_questions(asked, merged_model.backbone.encode, form, max_tokens)
-        return score_choices(encoded, merged_model, batch_size)
+        return score_choices(asked, form, merged_model, batch_size, max_tokens=max_tokens)
 
     scores = site.lease.call(score)
     write_json(out / SCORES, asdict(scores))
     return compared(scores, None if base is None else read_scores(base))
 
 
-def read_scores(artifact: Artifact) -> ChoiceScores:
+def read_scores(artifact: Artifact) -> QuestionScores:
     body: Any = read_json(artifact.path / SCORES)
-    return ChoiceScores(**{**body, "total": Sizes(**body["total"])})
+    return QuestionScores(**{**body, "total": Sizes(**body["total"])})
 
 
-def compared(own: ChoiceScores, base: ChoiceScores | None) -> Metrics:
+def compared(own: QuestionScores, base: QuestionScores | None) -> Metrics:
     """Return a model's figures, and their differences to the base model paired by question."""
-    hits, margins = own.hits(), own.margins()
-    zeros = [0.0] * len(own.golds)
+    hits, margins = own.values["acc_tok"], own.values["margin"]
+    zeros = [0.0] * len(hits)
     metrics: Metrics = {
-        "questions": float(len(own.golds)),
+        "questions": float(len(hits)),
         "token_reduction": own.total.context_token_reduction or 0.0,
         "input_reduction": own.total.token_reduction,
         **paired("accuracy", hits, zeros),
@@ -166,10 +165,10 @@ def compared(own: ChoiceScores, base: ChoiceScores | None) -> Metrics:
     }
     if base is None:
         return metrics
-    pairs = list(zip(hits, base.hits(), strict=True))
+    pairs = list(zip(hits, base.values["acc_tok"], strict=True))
     return metrics | {
-        **paired("difference", hits, base.hits()),
-        **paired("margin_difference", margins, base.margins()),
+        **paired("difference", hits, base.values["acc_tok"]),
+        **paired("margin_difference", margins, base.values["margin"]),
         "gained": float(sum(now > then for now, then in pairs)),
         "lost": float(sum(now < then for now, then in pairs)),
     }
@@ -251,11 +250,11 @@ def _against(point: ScoredPoint, points: Sequence[ScoredPoint]) -> Report:
         if (other.model.setting, other.model.tau) in ((WT, None), (RULES_ALONE, own.tau))
         or (other.model.control is not None and other.model.seed == own.seed)
     ]
-    hits = read_scores(point.scores).hits()
+    hits, *of_others = (read_scores(one.scores).values["acc_tok"] for one in (point, *others))
     return {
         "against": {
-            other.model.setting: paired("difference", hits, read_scores(other.scores).hits())
-            for other in others
+            other.model.setting: paired("difference", hits, theirs)
+            for other, theirs in zip(others, of_others, strict=True)
         }
     }
 

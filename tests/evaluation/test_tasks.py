@@ -16,7 +16,6 @@ from support.harness_files import write_data_set
 from support.tiny_table import write_questions
 from tasks.stages.adaptation import compared
 from tests.evaluation.conftest import byte_tokenizer, likelihoods, task_config
-from umim_core.adaptation.choices import encode_questions
 from umim_core.config.form import Merge
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import EvaluationError
@@ -24,7 +23,8 @@ from umim_core.evaluation import tasks
 from umim_core.evaluation.generated_rows import GeneratedText
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.questions import (
-    ChoiceScores,
+    QuestionScores,
+    choice_values,
     described,
     evaluate_task,
     score_choices,
@@ -385,24 +385,30 @@ def test_code_is_run_only_when_lm_evals_command_confirms_it(
     assert figures["pass@1,none"] == figures["pass@4,none"] == 0.0
 
 
-TOKENS, GOLDS = [[2, 4]] * 3, [0, 1, 1]
-BASE = ChoiceScores([[-2, -8], [-2, -8], [-6, -10]], TOKENS, GOLDS, Sizes(16, 16, 10, 10))
-MERGED = ChoiceScores([[-2, -8], [-6, -8], [-4, -10]], TOKENS, GOLDS, Sizes(16, 14, 10, 8))
+def hand_made(sums: list[list[float]], total: Sizes) -> QuestionScores:
+    return QuestionScores(choice_values(sums, [[2, 4]] * 3, [[1, 9]] * 3, [0, 1, 1]), total=total)
 
 
 def test_figures_of_a_hand_made_case() -> None:
-    assert MERGED.hits() == [1.0, 1.0, 0.0] and BASE.hits() == [1.0, 0.0, 1.0]
-    assert MERGED.margins() == [1.0, 1.0, -0.5]
-    found = compared(MERGED, BASE)
+    base = hand_made([[-2, -8], [-2, -8], [-6, -10]], Sizes(16, 16, 10, 10))
+    merged = hand_made([[-2, -8], [-6, -8], [-4, -10]], Sizes(16, 14, 10, 8))
+    assert base.values["acc_tok"] == [1.0, 0.0, 1.0]
+    assert merged.values == {
+        "acc": [1.0, 0.0, 0.0],
+        "acc_norm": [0.0, 1.0, 1.0],
+        "acc_tok": [1.0, 1.0, 0.0],
+        "margin": [1.0, 1.0, -0.5],
+    }
+    found = compared(merged, base)
     assert found["token_reduction"] == pytest.approx(0.2)
     assert found["input_reduction"] == pytest.approx(2 / 16)
     assert found["accuracy"] == pytest.approx(2 / 3) and found["difference"] == 0.0
     assert found["difference_se"] == pytest.approx((2 / 2) ** 0.5 / 3**0.5)  # steps 0, 1, -1
     assert (found["gained"], found["lost"]) == (1.0, 1.0)
     assert found["margin_difference"] == pytest.approx((0.0 + 2.0 - 1.0) / 3)
-    assert "difference" not in compared(BASE, None)
-    tied = ChoiceScores([[-1, -1], [-1, -1]], [[1, 1]] * 2, [0, 1], Sizes(8, 8, 4, 4))
-    assert tied.hits() == [1.0, 0.0] and tied.margins() == [0.0, 0.0]
+    assert "difference" not in compared(base, None)
+    tied = choice_values([[-1, -1]] * 2, [[1, 1]] * 2, [[1, 1]] * 2, [0, 1])
+    assert tied["acc_tok"] == [1.0, 0.0] and tied["margin"] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("merge", ["none", "prompt", "all"])
@@ -429,13 +435,12 @@ def test_accuracy_and_reduction_are_those_of_lm_eval(
     assert found["context_token_reduction"] == pytest.approx(reduction)
     assert (reduction > 0) is (merge == "prompt")
     merged_model = tiny_umim.merged_model.reading(merge)
-    encode = merged_model.backbone.encode
-    questions = encode_questions(read_questions(data / "test.jsonl"), encode, form, 60)
+    questions = read_questions(data / "test.jsonl")
     for batch in (1, 3):
-        scores = score_choices(questions, merged_model, batch)
-        assert sum(scores.hits()) / len(scores.golds) == pytest.approx(found["acc_tok"])
+        scores = score_choices(questions, form, merged_model, batch, max_tokens=60)
+        assert scores.figures()["acc_tok"] == pytest.approx(found["acc_tok"])
 
 
 def test_a_task_without_questions_is_refused(tiny_umim: UMIM) -> None:
     with pytest.raises(EvaluationError, match="a task must have questions"):
-        score_choices([], tiny_umim.merged_model, 1)
+        score_choices([], TASKS.find(DEFAULT_TASK).form, tiny_umim.merged_model, 1)

@@ -88,7 +88,7 @@ def test_points_are_paired_with_the_base_and_trained_ones_with_rules_alone_and_c
     run, body = curves
     hits = {
         tuple(artifact.manifest()["config"]["model"][name] for name in ("setting", "tau", "seed")):
-        read_scores(artifact).hits()
+        read_scores(artifact).values["acc_tok"]
         for artifact in run.artifacts
         if artifact.stage == "choice-scores"
     }  # fmt: skip

@@ -1,6 +1,8 @@
-"""The one scorer of questions: of shards of any task, of whole tasks, of answers given as ids.
+"""Scores of questions: those of lm-eval's tasks, in shards, and those of ours, without lm-eval.
 
-Values of a shard are averaged over questions, so shards of any split add up to the same means.
+lm-eval asks questions of any kind (``score_range``); questions of ours with choices, and models
+that no checkpoint holds, do without it (``score_choices``). Both score by ``scoring`` and give
+``QuestionScores``: values per question, so that shards of any split add up to the same means.
 Four accuracies stand side by side and are never relabelled: ``acc`` (sum of log-probabilities) and
 ``acc_norm`` (per character) are lm-eval's own; ``acc_seq`` is the paper's, the mean log-probability
 per token of prompt and answer (``SequenceTask``); ``acc_tok`` is ours, the mean per answer token,
@@ -28,11 +30,10 @@ from umim_core.store.artifacts import json_digest
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
-    from umim_core.adaptation.choices import EncodedQuestion
     from umim_core.config.form import Merge
     from umim_core.evaluation.harness import UmimLM
     from umim_core.merging.merged_model import MergedModel
-    from umim_core.task_sets.spec import QuestionForm
+    from umim_core.task_sets.spec import Question, QuestionForm
 
 AnswerLimits = dict[str, int | list[int] | None]
 _AT_ONCE: Final = 4  # questions of a forward
@@ -77,9 +78,9 @@ class QuestionSet:
 
 
 @dataclass(frozen=True)
-class ShardScores:
+class QuestionScores:
     values: dict[str, list[float]]  # by metric, per question
-    prompts: list[str]  # lm-eval's hash of the prompt of each question
+    prompts: list[str] = field(default_factory=list)  # lm-eval's hash of that of each question
     total: Sizes = field(default_factory=Sizes)  # zeros where nothing was matched
     # Of each question: generated texts, sizes of prompts and answers; none of likelihoods.
     answers: list[list[str]] = field(default_factory=list)
@@ -93,7 +94,7 @@ class ShardScores:
         return {
             **{name: float(mean["mean"] or 0.0) for name, mean in means.items()},
             **{name: error for name, error in errors.items() if error is not None},
-            "questions": float(len(self.prompts)),
+            "questions": float(max(map(len, self.values.values()), default=0)),
             "token_reduction": self.total.token_reduction,
         }
 
@@ -183,7 +184,7 @@ def _loaded(source: QuestionSource) -> tuple[Task, str]:
 
 def score_questions(
     model: UmimLM, source: QuestionSource, questions: QuestionSet, first: int, last: int
-) -> ShardScores:
+) -> QuestionScores:
     task, digest = _loaded(source)
     rule = f"every machine must have the same questions of {source.task}"
     value = f"{digest[:12]} instead of {questions.digest[:12]}"
@@ -204,7 +205,7 @@ def score_range(
     *,
     seed: int = 0,
     confirm_run_unsafe_code: bool = False,
-) -> ShardScores:
+) -> QuestionScores:
     """Score some questions of a loaded task.
 
     Values are those of the metrics that are means over questions; of a task that filters its
@@ -239,7 +240,7 @@ def score_range(
     known = model.question_sizes(task.task_name)
     sizes = [known.get(number, Sizes()) for number in range(len(rows))]
     kept = rows if _generates(task) else []
-    return ShardScores(
+    return QuestionScores(
         values,
         [row["prompt_hash"] for row in rows],
         sum(sizes, Sizes()),
@@ -255,62 +256,62 @@ def shard_seed(seed: int, first: int) -> int:
     return int(np.random.SeedSequence((seed, first)).generate_state(1)[0])
 
 
-@dataclass(frozen=True)
-class ChoiceScores:
-    """Scores of a task's questions, in their order."""
+def choice_values(
+    log_probs: Sequence[Sequence[float]],
+    tokens: Sequence[Sequence[int]],
+    characters: Sequence[Sequence[int]],
+    golds: Sequence[int],
+) -> dict[str, list[float]]:
+    """Return the accuracies of questions, and their margins, one value a question.
 
-    sums: list[list[float]]  # log-probabilities of every answer, per question (nats)
-    tokens: list[list[int]]  # how many each answer has
-    golds: list[int]
-    total: Sizes  # every context that is matched alone once, and all answers
-
-    def means(self) -> list[list[float]]:
-        """Return the mean token log-probability of every answer, per question (nats)."""
-        return _divided(self.sums, self.tokens)
-
-    def hits(self) -> list[float]:
-        return self.hits_by(self.means())
-
-    def hits_by(self, scores: Sequence[Sequence[float]]) -> list[float]:
-        """Return 1.0 where the right answer has the highest score, else 0.0, per question."""
-        pairs = zip(scores, self.golds, strict=True)
-        return [float(row.index(max(row)) == gold) for row, gold in pairs]
-
-    def margins(self) -> list[float]:
-        """Return by how much the right answer leads the best wrong one, per question (nats)."""
-        pairs = zip(self.means(), self.golds, strict=True)
-        return [row[gold] - max(row[:gold] + row[gold + 1 :]) for row, gold in pairs]
-
-
-def _divided(rows: Sequence[Sequence[float]], sizes: Sequence[Sequence[int]]) -> list[list[float]]:
-    pairs = zip(rows, sizes, strict=True)
-    return [[x / n for x, n in zip(row, of_row, strict=True)] for row, of_row in pairs]
+    They follow from the log-probabilities of each answer (nats), its tokens and its characters. Of
+    equal answers the first counts. ``margin`` is by how much the right answer leads the best wrong
+    one, per token.
+    """
+    values: dict[str, list[float]] = {"acc": [], "acc_norm": [], "acc_tok": [], "margin": []}
+    for sums, *sizes, gold in zip(log_probs, characters, tokens, golds, strict=True):
+        by_character, by_token = ([x / n for x, n in zip(sums, of, strict=True)] for of in sizes)
+        ways = {"acc": sums, "acc_norm": by_character, "acc_tok": by_token}
+        for metric, scores in ways.items():
+            values[metric].append(float(scores.index(max(scores)) == gold))
+        values["margin"].append(by_token[gold] - max(by_token[:gold] + by_token[gold + 1 :]))
+    return values
 
 
 def score_choices(
-    questions: Sequence[EncodedQuestion],
+    questions: Sequence[Question],
+    form: QuestionForm,
     merged_model: MergedModel,
     batch_size: int,
     merge: Merge = "prompt",
-) -> ChoiceScores:
+    max_tokens: int = sys.maxsize,
+) -> QuestionScores:
+    """Score questions of ours, which need no lm-eval, by any model; see ``choice_values``.
+
+    Prompts lose leading tokens until they fit ``max_tokens`` with the longest answer. Every context
+    that is matched alone counts once.
+    """
+    from umim_core.adaptation.choices import encode_questions
     from umim_core.evaluation.scoring import Request, Scorer
 
     require(bool(questions), EvaluationError, "a task must have questions", "none", "Give some.")
-    requests = [Request(each.context, answer) for each in questions for answer in each.endings]
+    encoded = encode_questions(questions, merged_model.backbone.encode, form, max_tokens)
+    requests = [Request(each.context, answer) for each in encoded for answer in each.endings]
     longest = max(len(request.context) + len(request.continuation) for request in requests)
     longest = min(longest, merged_model.backbone.max_positions or longest)
-    answers = max(len(question.endings) for question in questions)
+    answers = max(len(question.choices) for question in questions)
     scored = iter(Scorer(merged_model, longest, merge).score(requests, batch_size * answers))
-    rows = [[next(scored) for _ in question.endings] for question in questions]
+    rows = [[next(scored) for _ in question.choices] for question in questions]
     sizes = [row[0].sizes for row in rows]  # the answers of a question share their context
     further = [score.sizes for row in rows for score in row[1:]]
     sizes += [Sizes(s.tokens - s.context_tokens, s.units - s.context_units) for s in further]
-    return ChoiceScores(
+    values = choice_values(
         [[score.log_prob for score in row] for row in rows],
-        [[len(ending) for ending in question.endings] for question in questions],
+        [[len(ending) for ending in each.endings] for each in encoded],
+        [[len(choice) for choice in question.choices] for question in questions],
         [question.gold for question in questions],
-        sum(sizes, Sizes()),
     )
+    return QuestionScores(values, total=sum(sizes, Sizes()))
 
 
 def evaluate_task(
@@ -324,21 +325,12 @@ def evaluate_task(
     device: str | None = None,
 ) -> dict[str, float]:
     """Return accuracies and token reductions of the first questions of a file, by name."""
-    from umim_core.adaptation.choices import encode_questions
     from umim_core.model.umim import UMIM
     from umim_core.task_sets.spec import read_questions
 
-    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
-    asked = read_questions(questions)[:limit]
-    encoded = encode_questions(asked, umim.backbone.encode, form, max_length=sys.maxsize)
-    model = umim.merged_model.reading(merge)
-    found = score_choices(encoded, model, _AT_ONCE, "all" if merge == "all" else "prompt")
-    characters = [[len(choice) for choice in question.choices] for question in asked]
-    hits = {
-        "acc": found.hits_by(found.sums),
-        "acc_norm": found.hits_by(_divided(found.sums, characters)),
-        "acc_tok": found.hits(),
-    }
-    figures = ShardScores(hits, [""] * len(asked), found.total).figures()
-    alone = found.total.context_token_reduction
-    return figures if alone is None else figures | {"context_token_reduction": alone}
+    model = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device).merged_model.reading(merge)
+    kind: Merge = "all" if merge == "all" else "prompt"
+    scores = score_choices(read_questions(questions)[:limit], form, model, _AT_ONCE, kind)
+    del scores.values["margin"]  # a figure of adaptation curves
+    alone = scores.total.context_token_reduction
+    return scores.figures() | ({} if alone is None else {"context_token_reduction": alone})

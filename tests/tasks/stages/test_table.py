@@ -45,9 +45,9 @@ from umim_core.errors import BackboneError, CheckpointError, ConfigError, Evalua
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.questions import (
+    QuestionScores,
     QuestionSet,
     QuestionSource,
-    ShardScores,
     score_range,
     shard_seed,
 )
@@ -159,7 +159,7 @@ def test_a_run_cut_off_half_way_scores_the_rest_and_nothing_twice(
 ) -> None:
     asked: list[tuple[str, int]] = []
 
-    def score(place: ModelPlace, setting: TableSetting, *of: Any) -> ShardScores:
+    def score(place: ModelPlace, setting: TableSetting, *of: Any) -> QuestionScores:
         if len(asked) == 6:  # in the middle of the second setting
             asked.append(("cut", 0))
             raise KeyboardInterrupt
@@ -365,7 +365,7 @@ def test_what_another_machine_has_otherwise_is_refused(tiny_checkpoint: Path, da
     setting = TableSetting(name="a", merge="prompt", method="truncation")
     with pytest.raises(BackboneError, match=r"truncation \(o/c@commit\); got truncation"):
         score_shard(place, setting, source, QuestionSet(1, "", ("acc",)), 0, 1, "o/c@commit")
-    base, own = (ShardScores({"acc": [1.0]}, [prompt]) for prompt in "ab")
+    base, own = (QuestionScores({"acc": [1.0]}, [prompt]) for prompt in "ab")
     with pytest.raises(EvaluationError, match="other prompts under own"):
         table_row("t", "own", own, base)
 
