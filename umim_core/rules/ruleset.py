@@ -48,14 +48,10 @@ _MOST_EXPANSION: Final = 64
 _PRICES: Final = "prices.npy"
 Prices = NDArray[np.float32]
 
-_OPTIONS: Final = (
-    *("tau", "overlap", "containment", "segment_length", "source", "min_documents", "protect"),
-    "min_probability",
-)
-_NOT_ASKED: Final = {"tau", "min_documents", "min_probability"}  # where they are null
-_NOT_OF_THE_DIGEST: Final = {  # it may be found out later
-    *("protect", "min_probability", "max_damage", "price_steps", "price_reductions"),
-}
+# Options that a manifest records; how rules were made counts for their digest, with tokenizer and
+# corpus. What else is known of them may be found out later.
+_MADE_BY: Final = ("tau", "overlap", "containment", "segment_length", "source", "min_documents")
+_OPTIONS: Final = (*_MADE_BY, "protect", "min_probability")
 
 
 class RuleOrigin(BaseModel):
@@ -98,14 +94,12 @@ class RuleOrigin(BaseModel):
     @classmethod
     def of_record(cls, record: Mapping[str, object]) -> Self:
         """Read what :meth:`record` returned, whatever else a manifest holds."""
-        options = {
-            name: record.get(name)
-            for name in _OPTIONS
-            if record.get(name) is not None or name not in _NOT_ASKED
-        }
+        unasked = {"tau": 1, "min_documents": 1, "min_probability": 0.5}  # where they are null
+        options = {name: record.get(name) for name in _OPTIONS}
+        options |= {name: value for name, value in unasked.items() if options[name] is None}
         if isinstance(options["protect"], list):
             options["protect"] = tuple(options["protect"])
-        made = RuleOptions.model_validate({"tau": 1} | options, strict=True)
+        made = RuleOptions.model_validate(options, strict=True)
         found = {name: record[name] for name in cls.model_fields if name in record}
         return cls.model_validate({"options": made} | found)
 
@@ -250,8 +244,9 @@ class RuleSet:
     @property
     def digest(self) -> str:
         """SHA-256 of the rules and of how they were made."""
-        made = {k: x for k, x in self.origin.record().items() if k not in _NOT_OF_THE_DIGEST}
-        parts = [canonical_json(made)]
+        record = self.origin.record()
+        counted = (*_MADE_BY, "tokenizer_fingerprint", "corpus_digest")
+        parts = [canonical_json({name: record[name] for name in counted})]
         for n in self.orders:
             parts.append(sha256_bytes(np.ascontiguousarray(self.ids_by_order[n]).tobytes()))
             parts.append(sha256_bytes(np.ascontiguousarray(self.support_by_order[n]).tobytes()))
