@@ -93,8 +93,7 @@ def tokenize_file(job: TokenJob) -> Tokenized:
 
 @lru_cache(maxsize=2)
 def _load(ref: TokenizerRef) -> PreTrainedTokenizerBase:
-    from umim_core.backbone.fingerprint import tokenizer_fingerprint
-    from umim_core.backbone.tokenizer_files import load_tokenizer
+    from umim_core.backbone.tokenizer_files import load_tokenizer, tokenizer_fingerprint
 
     tokenizer = load_tokenizer(ref.name, revision=ref.revision)
     fingerprint = tokenizer_fingerprint(tokenizer)

@@ -23,8 +23,7 @@ from tasks.data.counting import ClusterCounter, Corpus, Counted, cluster_cpus, d
 from tasks.run.stage import Artifact, Metrics, Part, Site, stage
 from tasks.stages.named import NamedBackbone, NamedRules, NamedTokenizer
 from umim_core.backbone.backbone import load_backbone
-from umim_core.backbone.fingerprint import special_ids
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer, special_ids
 from umim_core.config.rule_options import RuleOptions
 from umim_core.errors import EvaluationError
 from umim_core.mining.confidence import SpanCounts, add_span_counts, confidence_counts

@@ -11,8 +11,12 @@ from pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase
 
 from tasks.run.stage import Artifact, Digest
-from umim_core.backbone.fingerprint import backbone_identity, special_ids, tokenizer_fingerprint
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import (
+    backbone_identity,
+    load_tokenizer,
+    special_ids,
+    tokenizer_fingerprint,
+)
 from umim_core.baselines.registry import own_model
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.corpus import GeneratedCorpus

@@ -32,8 +32,7 @@ from tasks.data.table_jobs import (
 )
 from tasks.run.stage import Artifact, Digest, Metrics, Site, stage
 from tasks.stages.named import NamedCheckpoint, NamedMethod, ReadFiles
-from umim_core.backbone.fingerprint import special_ids
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer, special_ids
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.rule_options import RuleOptions

@@ -24,7 +24,7 @@ from tasks.stages.named import NamedBackbone, NamedTokenizer, Questions
 from tasks.training.train_worker import launch
 from umim_core.adaptation.choices import mine_task_rules, task_sequences
 from umim_core.adaptation.settings import Training
-from umim_core.backbone.fingerprint import special_ids
+from umim_core.backbone.tokenizer_files import special_ids
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
 from umim_core.config.model_base import Split

@@ -27,9 +27,12 @@ from support.tiny_models import random_model, tiny_config, tiny_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.backbone.devices import default_device, fastest_dtype, float64_device, has_device
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.shape import BackboneShape, local_shape
-from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
+from umim_core.backbone.tokenizer_files import (
+    load_tokenizer,
+    resolve_backbone,
+    tokenizer_fingerprint,
+)
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import BackboneError, BackboneMismatchError, ConfigError

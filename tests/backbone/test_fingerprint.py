@@ -18,9 +18,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from support.tiny_models import tiny_config, tiny_model, word_tokenizer
 from umim_core.backbone import model_identity as identities
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.model_identity import model_identity
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer, special_ids, tokenizer_fingerprint
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

@@ -24,8 +24,7 @@ from support.tiny_models import word_tokenizer
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.devices import fastest_dtype
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer, tokenizer_fingerprint
 from umim_core.baselines.registry import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import default_checkpoint

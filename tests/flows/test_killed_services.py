@@ -24,8 +24,7 @@ from support.small_recipe import write_recipe
 from support.tracked_runs import files_of, runs_of
 from tasks.run.services import down, local_services, status, up
 from tasks.tracking.tracker import Tracker
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer, tokenizer_fingerprint
 from umim_core.rules.ruleset import RuleSet
 
 DISTILL = {"max_steps": 60, "batch_size": 2, "validation_rows": 2, "checkpoint_every": 2}

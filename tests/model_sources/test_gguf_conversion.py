@@ -21,8 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from support.gguf_files import TEMPLATE, tiny_bpe, tiny_llama, write_gguf
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import load_backbone
-from umim_core.backbone.fingerprint import backbone_identity
-from umim_core.backbone.tokenizer_files import load_tokenizer, quantisation_note
+from umim_core.backbone.tokenizer_files import backbone_identity, load_tokenizer, quantisation_note
 from umim_core.errors import BackboneError
 from umim_core.model_sources import gguf_writing
 from umim_core.model_sources.gguf_conversion import convert_gguf

@@ -16,8 +16,7 @@ from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from support.gguf_files import SPECIAL, tiny_bpe, write_gguf
 from support.tiny_models import random_model, tiny_config
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer, tokenizer_fingerprint
 from umim_core.model_sources.gguf_conversion import convert_gguf
 from umim_core.model_sources.gguf_tokenizer import PRE_TOKENIZERS
 

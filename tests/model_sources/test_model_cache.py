@@ -25,9 +25,8 @@ from support.command_line import Umim, console
 from support.faulty_disk import PAGE, leftovers
 from support.gguf_files import tiny_bpe, tiny_llama, write_gguf
 from umim_core.backbone.backbone import load_backbone
-from umim_core.backbone.fingerprint import backbone_identity
 from umim_core.backbone.shape import local_shape
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import backbone_identity, load_tokenizer
 from umim_core.checkpoint.checkpoint_files import (
     DEFAULT_CHECKPOINT,
     FALLBACK_CHECKPOINT,

@@ -16,7 +16,7 @@ from support.merged_models import fresh_model
 from support.ngram_oracle import filtered
 from support.tiny_models import word_tokenizer
 from umim_core.backbone.backbone import Backbone
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.assets import embedded_path

@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer, tokenizer_fingerprint
 from umim_core.merging.merged_model import MergedModel
 from umim_core.serving.engine_server import EngineServer
 from umim_core.serving.gateway import Gateway, address_of

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from umim_core.backbone.attention_masks import attention_window, step_mask
 from umim_core.backbone.devices import fastest_dtype, usable_device
-from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.model_files import (
     AUTO,
     DTYPES,
@@ -31,7 +30,12 @@ from umim_core.backbone.model_files import (
 )
 from umim_core.backbone.model_identity import ModelIdentity, cached_weight_lines, model_identity
 from umim_core.backbone.row_cache import RowCache
-from umim_core.backbone.tokenizer_files import check_place, load_tokenizer
+from umim_core.backbone.tokenizer_files import (
+    check_place,
+    load_tokenizer,
+    special_ids,
+    tokenizer_fingerprint,
+)
 from umim_core.backbone.trials import check_capabilities
 from umim_core.errors import BackboneError, GenerationError, UmimError, require
 from umim_core.text.token_ids import decode, encode

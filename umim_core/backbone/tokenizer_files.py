@@ -1,4 +1,6 @@
-"""Reading tokenizers from names, directories and hub repositories; never their code, never torch.
+"""Tokenizers from names, directories and hub repositories, and what they are known by again.
+
+Neither their code is run nor torch imported.
 
 What makes a tokenizer from ``tokenizer.json`` alone is loaded without the rest of transformers, so
 that compressing a text takes a second and not the import of a model library.
@@ -18,7 +20,7 @@ from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -43,7 +45,9 @@ from umim_core.model_sources.model_cache import (
     packaged_directory,
 )
 from umim_core.model_sources.packaged_model import PACKAGED
+from umim_core.store.artifacts import json_digest, sha256_bytes, sha256_file
 from umim_core.store.disk import refusals_named, unwritable
+from umim_core.store.user_records import SHA256, remembered
 from umim_core.text.token_ids import is_panic
 
 _SETTINGS: Final = "tokenizer_config.json"
@@ -56,6 +60,7 @@ _MOST_IDS: Final = 1 << 22
 _MOST_GROWTH: Final = 64  # characters that a tokenizer may make of one
 _PROBE_CHARS: Final = 32  # of one kind; a search that doubles with each is given up by the library
 _PROBE_SECONDS: Final = 2.0
+_LARGE: Final = 1 << 20  # characters of a tokenizer's JSON: reading and writing it takes 0.2 s
 # What transformers and its helpers raise on files that were not written by them.
 FOREIGN_ERRORS: Final = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError,
@@ -303,6 +308,80 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines()]
     count = 2 if lines and lines[0].endswith(":") else 1
     return " ".join(lines[:count]) or type(error).__name__
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the ids of a tokenizer's special tokens.
+
+    They are those with a role (end, padding ...) and every added token that is flagged special, as
+    the marks of a chat's turns are.
+    """
+    flagged = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset(int(i) for i in flagged.union(tokenizer.all_special_ids))
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase, without: object = None) -> str:
+    """Return the SHA-256 of what decides which ids a text gets.
+
+    It covers vocabulary, merges, normaliser, pre-tokenizer and added tokens; padding, truncation
+    and the chat template are left out. Tokenizers of one size with different vocabularies differ.
+    An added token that is named ``without`` is left out, too: many add one for padding, to train in
+    batches; it decides about no text.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        state: object = {
+            "vocab": tokenizer.get_vocab(),
+            "class": type(tokenizer).__name__,
+            "special": tokenizer.all_special_tokens,
+        }
+        return json_digest(state)
+    text = backend.to_str()
+    if len(text) < _LARGE:
+        return json_digest(_pipeline(text, without))
+    key = [repr(without), sha256_bytes(text.encode())]
+    return remembered("tokenizers", key, SHA256, lambda: json_digest(_pipeline(text, without)))
+
+
+def _pipeline(text: str, without: object) -> dict[str, object]:
+    pipeline: dict[str, object] = json.loads(text)
+    ignored = ("padding", "truncation", "post_processor")
+    state = {name: part for name, part in pipeline.items() if name not in ignored}
+    added = pipeline.get("added_tokens")
+    if isinstance(added, list):
+        state["added_tokens"] = [token for token in added if token["content"] != without]
+    return state
+
+
+def backbone_identity(name: str, revision: str | None) -> str:
+    """Return what tells one version of a backbone from another, without loading it.
+
+    For a hub repository it is the commit, else the SHA-256 of configuration and weights, which of
+    a packaged model are known before it is fetched.
+    """
+    if name in PACKAGED:
+        return _identity(PACKAGED[name].files)
+    directory = Path(check_place("backbone", name, "config.json", revision))
+    if directory.is_dir():
+        files = [*directory.glob("config.json"), *directory.glob("*.safetensors")]
+        return _identity({path.name: sha256_file(path) for path in files})
+    try:
+        snapshot = snapshot_download(name, revision=revision, allow_patterns=["config.json"])
+    except (OSError, ValueError) as error:
+        rule = "a backbone must be a known name, a directory or a reachable hub repository"
+        remedy = "Check the name; offline machines need a local directory."
+        raise BackboneError(rule, name, remedy) from error
+    return f"{name}@{Path(snapshot).name}"  # the folder of a snapshot is named by its commit
+
+
+def _identity(sums: Mapping[str, str]) -> str:
+    """Return the SHA-256 over those of configuration and weights, out of a directory's files."""
+    lines = [
+        f"{name} {digest}"
+        for name, digest in sorted(sums.items())
+        if name == "config.json" or name.endswith(".safetensors")
+    ]
+    return sha256_bytes("\n".join(lines).encode())
 
 
 def _nowhere(what: str, value: str, remedy: str) -> BackboneError:

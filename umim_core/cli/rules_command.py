@@ -61,7 +61,11 @@ def rules(
     ruleset = RuleSet.load(_rule_directory(directory))
     known, why = None, "no --tokenizer was given to decode them"
     if tokenizer is not None:
-        from umim_core.backbone.tokenizer_files import load_tokenizer
+        from umim_core.backbone.tokenizer_files import (
+            load_tokenizer,
+            special_ids,
+            tokenizer_fingerprint,
+        )
 
         try:
             known = load_tokenizer(tokenizer, revision=revision)
@@ -71,8 +75,6 @@ def rules(
                 raise
             why = f"their tokenizer is not here: {error.value}. {error.remedy}"
     if known is not None:
-        from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
-
         ruleset.check_tokenizer(tokenizer_fingerprint(known))
         ruleset.check_vocabulary(len(known), special_ids(known))
     measured = _measure(ruleset, sources[0], known) if sources else None

@@ -175,8 +175,7 @@ def serve(
         found = f"--export {export}, checkpoint {checkpoint}, --base {base}"
         raise ConfigError(rule, found, "Give --upstream URL --export DIR.")
     else:
-        from umim_core.backbone.fingerprint import tokenizer_fingerprint
-        from umim_core.backbone.tokenizer_files import load_tokenizer
+        from umim_core.backbone.tokenizer_files import load_tokenizer, tokenizer_fingerprint
         from umim_core.serving.gateway import Gateway, address_of
         from umim_core.serving.prompt_merger import PromptMerger
         from umim_core.serving.span_files import RECORD

@@ -19,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer, tokenizer_fingerprint
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.errors import ConfigError, CorpusError, EvaluationError, RuleSetError, require
 from umim_core.mining.counting import count_documents, count_ngrams, thread_count

@@ -9,8 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer, special_ids, tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config, resolve_checkpoint
 from umim_core.config.form import check_raw_tail
 from umim_core.model.hub import fetch_checkpoint

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from umim_core.backbone.fingerprint import special_ids
+from umim_core.backbone.tokenizer_files import special_ids
 from umim_core.errors import ConfigError, require
 
 NAMED_PATTERNS: Final = {"digits": r"\d", "capitals": r"^\s*[A-Z]", "newlines": r"[\n\r]"}

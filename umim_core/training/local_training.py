@@ -21,8 +21,12 @@ from typing import Final
 import numpy as np
 import yaml
 
-from umim_core.backbone.fingerprint import backbone_identity, special_ids, tokenizer_fingerprint
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import (
+    backbone_identity,
+    load_tokenizer,
+    special_ids,
+    tokenizer_fingerprint,
+)
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.form import PAPER_FORM
 from umim_core.config.model_base import SPLITS

@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.backbone.fingerprint import backbone_identity
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import backbone_identity, load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, require

@@ -30,8 +30,7 @@ from tasks.stages.corpus import (
     tokenize_stage,
 )
 from tasks.stages.named import NamedTokenizer
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
-from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer, tokenizer_fingerprint
 from umim_core.config.corpus import OOD, FilesCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ArtifactError, CorpusError, TokenizerMismatchError
