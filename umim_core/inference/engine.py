@@ -211,7 +211,7 @@ class Engine:
         window = torch.cat([cache.recent, states], dim=1)  # [B, reach + 1, d], the newest last
         cache.remember(states, running.to(device, torch.int64))
         if merged.size:
-            states[rows, 0] = self.merged_model.merge_states(
+            states[rows, 0] = self.merged_model.newest_states(
                 window[rows], torch.from_numpy(step.spans[merged]).to(device), step.lengths[merged]
             )
         return states

@@ -63,12 +63,12 @@ class MergedTrunk:
         lower: Layers below the merge depth; None at depth 0.
         upper: The other layers, with adapters if there are any; without merged units they are those
             of the backbone.
-        of_parts: Backbone, depth and adapters that it was made of.
+        made_of: Backbone, depth and adapters.
     """
 
     lower: Backbone | None = field(repr=False)
     upper: Backbone = field(repr=False)
-    of_parts: tuple[Backbone, int, SpanAdapters | None] = field(repr=False)
+    made_of: tuple[Backbone, int, SpanAdapters | None] = field(repr=False)
 
     @classmethod
     def of(cls, backbone: Backbone, depth: int, adapters: SpanAdapters | None) -> Self:
@@ -102,7 +102,7 @@ class MergedTrunk:
     @contextmanager
     def adapting(self, merged: Tensor) -> Iterator[None]:
         """Adapt merged units [B, S] (bool, on any device) of the forwards within."""
-        if self.of_parts[2] is None:  # nothing waits for the device then
+        if self.made_of[2] is None:  # nothing waits for the device then
             yield
             return
         rows = merged.reshape(-1).nonzero().view(-1)
@@ -122,7 +122,7 @@ class MergedModel:
             has no prompt, hence no raw tail.
         decode_max_damage: Most price of the rules that generated tokens merge by; None for all
             rules. Prompts, contexts and scored texts merge by all.
-        parts: The layers below and from the merge depth on; made of the others if left out.
+        own_trunk: The layers below and from the merge depth on; made of the others if left out.
     """
 
     backbone: Backbone
@@ -130,16 +130,16 @@ class MergedModel:
     matcher: Segmenter | None
     raw_tail: int = 0
     decode_max_damage: float | None = None
-    parts: MergedTrunk | None = field(default=None, repr=False)
+    own_trunk: MergedTrunk | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         adapters = None if self.module is None else self.module.adapters
         made_of = (self.backbone, self.merge_depth, adapters)
-        # a copy with other rules has the same parts
-        if self.parts is None or any(
-            a is not b for a, b in zip(self.parts.of_parts, made_of, strict=True)
+        # a copy with other rules has the same trunk
+        if self.own_trunk is None or any(
+            a is not b for a, b in zip(self.own_trunk.made_of, made_of, strict=True)
         ):
-            object.__setattr__(self, "parts", MergedTrunk.of(*made_of))
+            object.__setattr__(self, "own_trunk", MergedTrunk.of(*made_of))
         ruled = isinstance(self.matcher, Matcher) and len(self.matcher.rules)
         rule, remedy = "rules need a merge module", "Pass one, or no rules."
         require(not ruled or self.module is not None, ConfigError, rule, None, remedy)
@@ -178,8 +178,8 @@ class MergedModel:
 
     @property
     def trunk(self) -> MergedTrunk:
-        assert self.parts is not None  # noqa: S101  made where it was left out
-        return self.parts
+        assert self.own_trunk is not None  # noqa: S101  made where it was left out
+        return self.own_trunk
 
     @classmethod
     def without_merging(cls, backbone: Backbone) -> MergedModel:
@@ -270,7 +270,7 @@ class MergedModel:
         )
         return flat.view(*ends.shape, -1)
 
-    def merge_states(self, window: Tensor, ids: Tensor, lengths: NDArray[np.int64]) -> Tensor:
+    def newest_states(self, window: Tensor, ids: Tensor, lengths: NDArray[np.int64]) -> Tensor:
         """Return the states [M, d] of units that end with the last of W tokens.
 
         ``window`` has the states of the tokens before the merge depth [M, W, d], ``ids`` those of
