@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from docs.make.document import ROOT, Document
@@ -40,25 +41,41 @@ def page() -> str:
     for root in (Recipe, TableRecipe, AdaptationRecipe):
         schema = root.model_json_schema()
         models |= {root.__name__: schema} | schema["$defs"]
-    return _HEAD + "".join(_section(name, model) for name, model in models.items())
+    summaries = {name: _summary(model) for name, model in models.items()}
+    return _HEAD + "".join(_section(name, model, summaries) for name, model in models.items())
 
 
-def _section(name: str, model: _Schema) -> str:
-    summary = model.get("description", "").split("\n\n")[0].replace("\n", " ")
+def _summary(model: _Schema) -> str:
+    text: str = model.get("description", "")
+    return text.split("\n\n")[0].replace("\n", " ")
+
+
+def _section(name: str, model: _Schema, summaries: Mapping[str, str]) -> str:
     rows = "".join(
-        _row(field, schema, field in model.get("required", ()))
+        _row(field, schema, field in model.get("required", ()), summaries)
         for field, schema in model["properties"].items()
     )
     table = f"| field | type | default | meaning |\n| :-- | :-- | :-- | :-- |\n{rows}"
-    return f"\n## {name}\n{summary}\n\n{table}"
+    return f"\n## {name}\n{summaries[name]}\n\n{table}"
 
 
-def _row(name: str, schema: _Schema, required: bool) -> str:
+def _row(name: str, schema: _Schema, required: bool, summaries: Mapping[str, str]) -> str:
     default = "its defaults" if "$ref" in schema else json.dumps(schema.get("default", {}))
     if required:
         default = "**required**"
-    cells = (f"`{name}`", _shown(schema), default, schema.get("description", ""))
+    cells = (f"`{name}`", _shown(schema), default, _meaning(schema, summaries))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _meaning(schema: _Schema, summaries: Mapping[str, str]) -> str:
+    """Return what is said of a field, or of the one section that it holds."""
+    if "description" in schema:
+        return str(schema["description"])
+    if "const" in schema:
+        return "Tells this section from others."
+    parts = schema.get("anyOf", [schema.get("items", schema)])
+    sections = [part["$ref"].rpartition("/")[2] for part in parts if "$ref" in part]
+    return summaries[sections[0]] if len(sections) == 1 else ""
 
 
 def _shown(schema: _Schema) -> str:

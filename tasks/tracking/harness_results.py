@@ -12,17 +12,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.tracking.tracker import Tracker
+from tasks.tracking.tracker import Table, Tracker
 from umim_core.config.model_base import validated
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.store.artifacts import sha256_file
-
-if TYPE_CHECKING:
-    from tasks.tracking.tracker import Run
 
 _DATED: Final = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)\.json$")
 _NAME_CHARS: Final = 250  # of a run, in MLflow's table of runs
@@ -81,7 +78,7 @@ class HarnessResults:
                     figures[f"{task}/{metric}{ending}"] = float(value)
         return figures
 
-    def table(self, task: str) -> dict[str, list[object]]:
+    def table(self, task: str) -> Table:
         """Return the logged samples of a task by column, nested values as JSON.
 
         ``prompt`` is the text of a question's first request, ``arguments`` holds all of them.
@@ -124,14 +121,9 @@ def log_results(tracker: Tracker, results: HarnessResults) -> dict[str, object]:
     Returns:
         Ids of run and experiment, and whether the run is new.
     """
-    tables = {task: results.table(task) for task in results.samples}
+    tables = {f"samples/{task}.json": results.table(task) for task in results.samples}
     began = int(1000 * results.content.date)
     took = int(1000 * (results.content.total_evaluation_time_seconds or 0))
-
-    def files(run: Run) -> None:
-        for task, columns in tables.items():
-            tracker.client.log_table(run.info.run_id, columns, f"samples/{task}.json")
-        tracker.log_files(run, [results.path])
 
     with tracker.session(), tracker.alone(results.key):
         before = tracker.find("harness", results.key)
@@ -147,7 +139,8 @@ def log_results(tracker: Tracker, results: HarnessResults) -> dict[str, object]:
             {},
             time_ms=began,
             end_ms=began + took,
-            more=files,
+            tables=tables,
+            files=[results.path],
         )
         return {"run_id": run.info.run_id, "experiment_id": tracker.experiment_id, "new": new}
 

@@ -45,11 +45,12 @@ from umim_core.store.locking import directory_lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run as Run
+    from mlflow.entities import Run
 
 logger = logging.getLogger("umim.tracking")
 Point = tuple[str, int, float]  # metric, step, value
 Metrics = Mapping[str, float | None]
+Table = dict[str, list[object]]  # by column
 Kind = Literal["pipeline", "stage", "comparison", "harness"]
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 RECIPE_TAG: Final = "umim.recipe"
@@ -417,13 +418,16 @@ class Tracker:
         *,
         time_ms: int,
         end_ms: int | None = None,
-        more: Callable[[Run], None] = lambda run: None,
+        tables: Mapping[str, Table] | None = None,
+        files: Sequence[Path] = (),
     ) -> Run:
-        """Write a run and finish it, after ``more`` of it; a finished one stays as it is."""
+        """Write a run, with tables by the names of their files, and finish it, if it is not."""
         run = self._ensure(kind, key, name, tags, time_ms)
         if run.info.status != "FINISHED":
             self._log(run, params, points)
-            more(run)
+            for table_name, columns in (tables or {}).items():
+                self.client.log_table(run.info.run_id, columns, table_name)
+            self.log_files(run, files)
             self.client.set_terminated(run.info.run_id, "FINISHED", end_ms or time_ms)
         return run
 

@@ -8,6 +8,7 @@ import pytest
 
 from docs.make.__main__ import MAKERS, main
 from docs.make.document import RESULTS
+from docs.make.recipe_fields import page
 from docs.make.results import benchmark_page, documents, documents_of
 
 FACTS = {"platform": "Linux", "cores": 2, "commit": "0123456789abcdef", "versions": {"numpy": "2"}}
@@ -60,6 +61,11 @@ def test_a_page_says_that_a_peer_was_not_installed() -> None:
 def test_committed_documents_are_current(name: str) -> None:
     outdated = [document.path.name for document in MAKERS[name]() if not document.current()]
     assert outdated == [], f"run python -m docs.make {name}"
+
+
+def test_every_field_of_a_recipe_has_a_meaning() -> None:
+    rows = [line for line in page().splitlines() if line.startswith("| `")]
+    assert len(rows) > 100 and not [row for row in rows if row.endswith("|  |")]
 
 
 def test_an_unknown_document_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:

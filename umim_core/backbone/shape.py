@@ -40,17 +40,26 @@ class BackboneShape(BaseModel):
             RMS norms; without one it is like GPT-2's.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     hidden_size: Size
+    """Dimensions of an embedding."""
     intermediate_size: Size
+    """Dimensions inside the feed-forward part."""
     layers: Size
+    """Transformer blocks."""
     heads: Size
+    """Query heads of a layer."""
     kv_heads: Size
+    """Key and value heads of a layer; they divide the query heads."""
     head_dim: Size
+    """Dimensions of a head."""
     vocab_size: Size
-    tied: bool = Field(description="Whether the head is the embedding matrix.")
-    gated_mlp: bool = Field(description="Whether the feed-forward part has a gate.")
+    """Rows of the embedding matrix."""
+    tied: bool
+    """Whether the head is the embedding matrix."""
+    gated_mlp: bool
+    """Whether the feed-forward part has a gate."""
 
     @model_validator(mode="after")
     def _grouped(self) -> Self:

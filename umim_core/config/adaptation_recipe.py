@@ -71,6 +71,7 @@ class AdaptationRecipe(RunRecipe):
     questions: Annotated[
         DocstringQuestions | QuestionFiles | HarnessQuestions, Field(discriminator="kind")
     ]
+    """The task: embedded, of your files, or of lm-eval."""
     part: MergedPart = "context"
     """What SFT merges: the prompt, or the answer with it."""
     sizes: TaskSizes = TaskSizes()
@@ -83,6 +84,7 @@ class AdaptationRecipe(RunRecipe):
         "Task-trained",
         "Task-Adapted",
     )
+    """Settings compared, of the table in umim_core/adaptation/settings.py."""
     controls: Annotated[tuple[str, ...], DIFFERENT] = ()
     """Trained controls, of umim_core/adaptation/control.py."""
     taus: Annotated[tuple[AtLeast1, ...], Field(min_length=1), DIFFERENT]
@@ -90,6 +92,7 @@ class AdaptationRecipe(RunRecipe):
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1), DIFFERENT] = (0,)
     """Each trains every setting once."""
     overlap: Literal["greedy", "none"] = "none"
+    """Overlap filter of the task's rules."""
     max_tokens: Annotated[int, Field(ge=8)] = 128
     """Most tokens of a question."""
     sft: DistillConfig
@@ -99,6 +102,7 @@ class AdaptationRecipe(RunRecipe):
     batch_size: AtLeast1 = 16
     """Questions scored at a time."""
     dtype: BackboneDtype = "float32"
+    """Data type of the backbone's weights while answers are scored."""
 
     @property
     def task_name(self) -> str:

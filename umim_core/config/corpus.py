@@ -51,8 +51,11 @@ class FilesCorpus(Model):
 
     kind: Literal["files"] = "files"
     train: Source
+    """Rules are mined here, and modules trained."""
     valid: Source
+    """Decides when a training ends, and which weights are kept."""
     test: Source
+    """Measured at the end, and nowhere else."""
     out_of_domain: OutOfDomain
     train_tokens: TrainTokens = None
 
@@ -68,8 +71,11 @@ class TextPart(Model):
     kind: Literal["files"] = "files"
     licence: Licence = ""
     train: DocumentsOf
+    """Documents of the mixture's train split."""
     valid: DocumentsOf
+    """Documents of its valid split."""
     test: DocumentsOf
+    """Documents of its test split, also measured alone."""
 
     def source(self, split: Split) -> DocumentSource:
         """Return the documents of one split."""
@@ -124,8 +130,11 @@ class SplitFractions(Model):
     """Share of the questions in each split; all trajectories of a question go with it."""
 
     train: SplitFraction = 0.9
+    """Share to train on."""
     valid: SplitFraction = 0.05
+    """Share to validate on."""
     test: SplitFraction = 0.05
+    """Share to measure on."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -148,6 +157,7 @@ class GeneratedCorpus(Model):
     model: Annotated[str, Field(min_length=1)]
     """What answers: embedded name, directory or hub repository."""
     revision: str | None = None
+    """Hub revision of the model."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of the model's weights while it samples."""
     trajectories: Annotated[int, Field(ge=1, le=1024)] = 3

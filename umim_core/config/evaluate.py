@@ -27,7 +27,9 @@ class BenchmarkConfig(Model):
         256,
         512,
     )
+    """Tokens of prompts before merging."""
     new_tokens: Annotated[int, Field(ge=2)] = 32
+    """Tokens generated after each prompt."""
     warmup: AtLeast0 = 2
     """Untimed runs of each side."""
     pairs: AtLeast1 = 10
@@ -51,6 +53,7 @@ class EvaluateConfig(Model):
     task_questions: AtLeast1 = 200
     """Test questions of the task."""
     batch_size: AtLeast1 = 8
+    """Segments measured at a time."""
     segments: Segments = "first"
     """Which test segments: the first of a split, or at even distances."""
 
@@ -59,8 +62,11 @@ class TaskSizes(Model):
     """Questions per split of a task."""
 
     train: AtLeast1 = 400
+    """Questions to adapt with, at most."""
     valid: AtLeast1 = 100
+    """Questions to validate on, at most."""
     test: AtLeast1 = 200
+    """Questions to score, at most."""
 
 
 class HeadlineConfig(Model):

@@ -1,7 +1,6 @@
 """Recipes: everything a pipeline run needs, validated before anything starts.
 
-A recipe is a YAML file under ``infra/recipes``. The same models give Prefect its parameter form and
-are saved with the results.
+A recipe is a YAML file, under ``infra/recipes`` or the user's own; it is saved with the results.
 """
 
 from __future__ import annotations
@@ -102,8 +101,11 @@ class TrainConfig(Model):
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 8e-4
     """After the warm-up; then it falls to 0."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-3
+    """Of AdamW: each step shrinks weights by this times the learning rate."""
     warmup_fraction: Fraction = 0.1
+    """Share of the steps in which the learning rate rises from 0."""
     clip_norm: PositiveFloat = 1.0
+    """Norm of the gradient at most; a longer one is scaled down."""
     validate_every: AtLeast1 = 50
     """Steps between validations."""
     validation_rows: AtLeast1 = 64
@@ -153,7 +155,9 @@ class PreferenceConfig(TrainConfig):
     """
 
     beta: PositiveFloat = 0.1
+    """Weight of a change of score, per nat; the larger, the closer to the start."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-4
+    """Of AdamW: each step shrinks weights by this times the learning rate."""
     micro_batch: AtLeast1 | None = None
     """Questions at most whose activations a worker holds; null: all."""
 
@@ -185,11 +189,13 @@ class ClusterConfig(Model):
     address: str | None = None
     """Ray address; null starts a local cluster."""
     cpus: AtLeast1 | None = None
+    """CPU cores of a local cluster; null: all."""
     workers: AtLeast0 = 1
     """Training workers; 0 = in process."""
     use_gpu: bool = False
     """Whether each worker has a GPU."""
     strategy: Literal["ddp", "deepspeed"] = "ddp"
+    """How workers exchange gradients: DDP, or ZeRO-2 of DeepSpeed."""
     max_restarts: AtLeast0 = 2
     """Restarts of lost workers."""
     object_store_gib: Annotated[float, Field(ge=0.1, le=4096)] = 1.0
@@ -221,7 +227,9 @@ class RunRecipe(Model):
     """Fields of every recipe, whichever flow it belongs to."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
+    """Names the run, its results and its checkpoints."""
     description: str = ""
+    """One sentence or more for lists and pages."""
     seed: Seed = 0
     """Of weights and data order."""
     cluster: ClusterConfig = ClusterConfig()
@@ -237,6 +245,7 @@ class Recipe(RunRecipe):
 
     kind: Literal["pipeline"] = "pipeline"
     corpus: Annotated[Corpus, Field(discriminator="kind")]
+    """Text that rules are mined from and modules trained on."""
     segment_length: Annotated[int, Field(ge=8, le=1 << 20)] = 512
     """Tokens of a row, in mining and in training."""
     mining: MiningConfig = MiningConfig()

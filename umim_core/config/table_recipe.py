@@ -21,7 +21,9 @@ class TableSetting(Model):
     """A row of the table: what is merged, and by what."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
+    """What the table calls it."""
     merge: Merge
+    """What is merged: prompt and answer, the prompt alone, or nothing."""
     raw_tail: AtLeast0 = 0
     """Last tokens of contexts left raw."""
     method: str | None = None
@@ -54,6 +56,7 @@ class TableText(Model):
     """A held-out text: alignment and perplexity are measured on rows at even distances."""
 
     source: Annotated[DocumentSource, Field(discriminator="kind")]
+    """Where it is read."""
     rows: AtLeast1 = 32
     """Rows at most."""
     segment_length: Annotated[int, Field(ge=2)] = 512
@@ -92,7 +95,9 @@ class TableRecipe(RunRecipe):
     texts: dict[str, TableText] = Field(default_factory=dict)
     """Texts by name."""
     batch_size: AtLeast1 = 8
+    """Questions or rows measured at a time."""
     dtype: BackboneDtype = "float32"
+    """Data type of the backbone's weights."""
     cores: AtLeast1 = 1
     """CPU cores of one task of the cluster."""
 
