@@ -18,7 +18,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import Text, reduce_tokens
 from umim_core.baselines.truncation import Truncation
 from umim_core.config.form import Merge
-from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.evaluation.standard_errors import mean_difference_error
 from umim_core.model.inputs import encode_prompts
 from umim_core.store.artifacts import json_digest, read_json, write_json
 from umim_core.text.template_process import Chat

@@ -28,9 +28,9 @@ from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoin
 from umim_core.config.adaptation_recipe import AdaptationRecipe, HarnessQuestions, QuestionFiles
 from umim_core.config.model_base import SPLITS, Split
 from umim_core.config.recipe import Cell
-from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.questions import QuestionScores, score_choices
 from umim_core.evaluation.sizes import Sizes
+from umim_core.evaluation.standard_errors import mean_difference_error
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import json_digest, read_json, sha256_file, write_json
 from umim_core.store.disk import write_bytes, write_rows

@@ -19,8 +19,8 @@ from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation import alignment
 from umim_core.evaluation.alignment import METRICS, evaluate_alignment, row_divergence, row_metrics
-from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.evaluation.rule_damage import measure_damage
+from umim_core.evaluation.standard_errors import ratio_error
 from umim_core.merging.merged_model import MergedModel
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.matcher import Matcher

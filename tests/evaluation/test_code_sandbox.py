@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.sandbox import code_sandbox
-from umim_core.evaluation.sandbox.code_sandbox import run_confined
+from umim_core.evaluation import code_sandbox
+from umim_core.evaluation.code_sandbox import run_confined
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="seccomp numbers of x86-64"
@@ -97,7 +97,7 @@ def test_a_program_ends_with_the_call_that_runs_it(by: signal.Signals) -> None:
     caller = (
         "import signal\n"
         "signal.signal(signal.SIGALRM, lambda *_: 1 / 0)\n"
-        "from umim_core.evaluation.sandbox.code_sandbox import run_confined\n"
+        "from umim_core.evaluation.code_sandbox import run_confined\n"
         "run_confined('import time; time.sleep(600)', wall_seconds=600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", caller], stderr=subprocess.DEVNULL) as process:

@@ -18,7 +18,7 @@ from support.ngram_oracle import read_spans, units_of
 from tests.evaluation.conftest import task_config
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.paired_differences import ratio_error
+from umim_core.evaluation.standard_errors import ratio_error
 from umim_core.evaluation.tasks.lm_eval_tasks import load_tasks
 
 WORDS = ["cat", "dog", "sea", "log", "old house", "mat", "the cat", "near"]

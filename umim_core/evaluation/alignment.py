@@ -35,7 +35,7 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError, require
-from umim_core.evaluation.paired_differences import ratio_error
+from umim_core.evaluation.standard_errors import ratio_error
 from umim_core.merging.decode_states import BranchLayout, branch_layout
 from umim_core.merging.likelihood import check_ids, state_hidden
 from umim_core.merging.merged_model import MergedModel

@@ -25,7 +25,7 @@ from lm_eval.evaluator_utils import _handle_back_comp
 
 from umim_core.backbone.devices import forked_generators
 from umim_core.errors import EvaluationError, require
-from umim_core.evaluation.paired_differences import (
+from umim_core.evaluation.standard_errors import (
     bootstrap_difference_error,
     mean_difference_error,
 )

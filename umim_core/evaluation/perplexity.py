@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from umim_core.errors import EvaluationError, require
-from umim_core.evaluation.paired_differences import ratio_error
 from umim_core.evaluation.scoring import Request, RequestScorer
+from umim_core.evaluation.standard_errors import ratio_error
 from umim_core.merging.likelihood import finite_sum, score_rows
 from umim_core.merging.merged_model import MergedModel
 from umim_core.text.token_ids import AnyInts

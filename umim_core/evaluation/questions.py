@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from umim_core.errors import ConfigError, EvaluationError, require
-from umim_core.evaluation.paired_differences import mean_error
 from umim_core.evaluation.sizes import Sizes
+from umim_core.evaluation.standard_errors import mean_error
 from umim_core.store.artifacts import json_digest
 
 if TYPE_CHECKING:

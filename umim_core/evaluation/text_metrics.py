@@ -27,7 +27,7 @@ from torch.nn.functional import normalize
 
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.errors import look_up
-from umim_core.evaluation.sandbox.code_sandbox import run_confined
+from umim_core.evaluation.code_sandbox import run_confined
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer

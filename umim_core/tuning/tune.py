@@ -32,7 +32,7 @@ from umim_core.backbone.tokenizer_files import backbone_identity, load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.errors import CorpusError, require
-from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.evaluation.standard_errors import mean_difference_error
 from umim_core.inference.options import GenerateOptions
 from umim_core.merging.likelihood import score_rows
 from umim_core.merging.merged_model import MergedModel

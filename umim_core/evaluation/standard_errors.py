@@ -1,4 +1,4 @@
-"""Standard error of the difference between two models, paired by question.
+"""Standard errors of means, and of differences between two models, paired by question.
 
 What the questions have in common cancels: on the same questions the error of a difference is a
 fraction of the errors of the two accuracies.
