@@ -49,7 +49,7 @@ from benchmarks.subjects import Ids, Subject, llama_config, random_backbone, ran
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.shape import BackboneShape
 from umim_core.backbone.trials import state_difference, state_tolerance
-from umim_core.checkpoint.untrained import fresh_module
+from umim_core.checkpoint.checkpoint import fresh_module
 from umim_core.config.evaluate import BenchmarkConfig
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError, UmimError, require

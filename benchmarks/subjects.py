@@ -17,7 +17,7 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.devices import usable_device
 from umim_core.backbone.model_files import DTYPES
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.checkpoint.untrained import fresh_module
+from umim_core.checkpoint.checkpoint import fresh_module
 from umim_core.config.form import ModuleForm
 from umim_core.config.rule_options import RuleOptions
 from umim_core.embedded.docstring_corpus import build_corpus, held_out_text

@@ -93,7 +93,7 @@ def run(
 
 def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     from flows.parts import plan
-    from tasks.plan.planner import memory_of_cells
+    from flows.planner import memory_of_cells
     from tasks.run.checks import check_machine, check_named, check_positions
     from umim_core.config.adaptation_recipe import AdaptationRecipe
     from umim_core.config.recipe import Recipe

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from tasks.plan.planner import Planner
+from flows.planner import Planner
 from tasks.report.comparison import CellResult, Result, cell_label, require_own_names
 from tasks.run.checks import check_adaptation, check_headline_positions, why_absent
 from tasks.run.pipeline import PipelineRun

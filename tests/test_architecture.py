@@ -23,10 +23,7 @@ ROOMS = {
         "adaptation", "training", "baselines", "evaluation", "throughput", "tuning",
         "cli",
     ),
-    "tasks": (
-        "storage", "cluster", "tracking", "data", "training", "run", "report", "stages",
-        "plan",
-    ),
+    "tasks": ("storage", "cluster", "tracking", "data", "training", "run", "report", "stages"),
 }  # fmt: skip
 # Module -> the only places that import it, prefixes of paths.
 DOORS = {

@@ -26,8 +26,8 @@ from safetensors.torch import load_file
 from docs.make.document import RESULTS, ROOT
 from docs.make.results import documents_of, part_label
 from flows import parts
+from flows.planner import Planner
 from tasks.cluster.lease import ClusterLease
-from tasks.plan.planner import Planner
 from tasks.report.comparison import Result
 from tasks.run.pipeline import site_of
 from tasks.run.recipes import find_recipe

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from flows import pipeline_flows
 from flows.cli import _without_traceback, app
 from flows.parts import plan
+from flows.planner import memory_of_cells
 from support.processes import ROOT
 from support.small_recipe import least_recipe
 from tasks.cluster.lease import ClusterLease
-from tasks.plan.planner import memory_of_cells
 from tasks.run.pipeline import PipelineRun
 from tasks.run.prefect_runs import prefect_must_answer
 from tasks.run.recipes import RECIPES, find_recipe, recipe_names

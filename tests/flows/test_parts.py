@@ -10,9 +10,9 @@ from unittest.mock import MagicMock, call
 import pytest
 
 from flows import parts
+from flows.planner import Planner
 from support.small_recipe import least_recipe
 from tasks.cluster.lease import ClusterLease
-from tasks.plan.planner import Planner
 from tasks.run.pipeline import PipelineRun, site_of
 from tasks.run.stage import Artifact, StageCall
 from umim_core.adaptation.settings import WT

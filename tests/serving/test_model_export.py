@@ -28,8 +28,7 @@ from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.tokenizer_files import tokenizer_fingerprint
-from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.untrained import fresh_module
+from umim_core.checkpoint.checkpoint import Checkpoint, fresh_module
 from umim_core.config.form import Merge, ModuleForm
 from umim_core.errors import (
     ArtifactError,

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import layer_list
-from umim_core.checkpoint.untrained import fresh_module
+from umim_core.checkpoint.checkpoint import fresh_module
 from umim_core.config.form import ModuleForm, UnitPositions
 from umim_core.merging.merged_model import MergedModel
 from umim_core.merging.module import MergeModule

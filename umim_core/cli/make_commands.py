@@ -36,7 +36,7 @@ def init(
     place = own_place("untrained", out, rules.resolve().name)
     check_absent(place.directory)
     from umim_core.backbone.backbone import load_backbone
-    from umim_core.checkpoint.untrained import untrained_checkpoint
+    from umim_core.checkpoint.checkpoint import untrained_checkpoint
     from umim_core.rules.ruleset import RuleSet
 
     form = shared.of_context(context, ModuleForm, {"module_positions": "learned"})

@@ -124,8 +124,8 @@ def training_job(
     """
     from umim_core.backbone.devices import default_device, usable_device
     from umim_core.backbone.shape import check_row_length, configured_number, trained_context
+    from umim_core.checkpoint.checkpoint import check_depth
     from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
-    from umim_core.checkpoint.untrained import check_depth
     from umim_core.config.recipe import DistillConfig
     from umim_core.rules.ruleset import RuleSet
     from umim_core.training.train_job import TrainJob, check_longest_of_start

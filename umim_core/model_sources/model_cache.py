@@ -38,8 +38,7 @@ from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 from umim_core.store.artifacts import read_manifest, sha256_file
 from umim_core.store.child_processes import die_with_parent
 from umim_core.store.disk import user_cache
-from umim_core.store.publication import build_once
-from umim_core.store.user_records import SHA256, remembered
+from umim_core.store.publication import SHA256, build_once, remembered
 
 GGUF: Final = ".gguf"
 MODELS_VARIABLE: Final = "UMIM_MODELS"

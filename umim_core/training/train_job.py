@@ -27,8 +27,7 @@ from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.devices import computes_bfloat16
 from umim_core.backbone.model_identity import weight_lines
 from umim_core.backbone.shape import check_row_length
-from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.untrained import fresh_module
+from umim_core.checkpoint.checkpoint import Checkpoint, fresh_module
 from umim_core.config.form import PAPER_FORM, ModuleForm
 from umim_core.config.recipe import Device, DistillConfig, PreferenceConfig, TrainConfig
 from umim_core.errors import BackboneError, ConfigError, require

@@ -22,10 +22,10 @@ from pydantic import BaseModel
 
 import tasks.stages
 from flows import parts
+from flows.planner import Planner
 from support.tiny_models import tiny_model, word_tokenizer
 from support.tiny_table import write_questions
 from tasks.cluster.lease import ClusterLease
-from tasks.plan.planner import Planner
 from tasks.run.pipeline import site_of
 from tasks.run.stage import (
     Artifact,
