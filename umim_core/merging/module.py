@@ -35,7 +35,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -323,10 +323,11 @@ class Pooling:
     ``pool`` makes surrogates [M, d] of spans [M, N, d] with lengths [M].
     """
 
+    form: ClassVar[ModuleForm] = PAPER_FORM
+    longest: ClassVar[int] = MAX_LONGEST
+    adapters: ClassVar[None] = None
+
     pool: Callable[[Tensor, Tensor], Tensor]
-    form: ModuleForm = PAPER_FORM
-    longest: int = MAX_LONGEST
-    adapters: None = None
 
     def __call__(self, spans: Tensor, lengths: Tensor, ids: Tensor) -> Tensor:
         return self.pool(spans, lengths)
