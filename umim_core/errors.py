@@ -35,6 +35,8 @@ _FIELD_RULES: Final = {
     "string_too_long": "have at most {max_length} characters",
     "string_pattern_mismatch": "match {pattern}",
     "callable": "be callable",
+    "is_instance_of": "be a {class}",
+    "sequence": "be a list",
     "int": "be an integer",
     "float": "be a number",
     "bool": "be true or false",

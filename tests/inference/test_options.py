@@ -50,7 +50,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": 0}, "out of range; got .max_new_tokens. must be greater than 0"),
     ({"max_new_tokens": True}, "max_new_tokens must be an integer; got True"),
     ({"config": config(max_new_tokens="2")}, "max_new_tokens must be an integer; got 2"),
-    ({"config": {"max_new_tokens": 3}}, "instance of GenerationConfig; got {.max_new_tokens"),
+    ({"config": {"max_new_tokens": 3}}, "a GenerationConfig; got {.max_new_tokens"),
     ({"config": config(), "generation_config": config()}, "once; got .*generation_config.*config"),
     ({"config": config(num_beams=2, diversity_penalty=1.0)}, "diversity_penalty"),
     ({"config": config(max_length=20)}, "max_length"),

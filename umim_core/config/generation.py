@@ -19,7 +19,7 @@ class PlainOptions:
     """Options of a generation, checked by ``inference.options.GenerateOptions``.
 
     A setting down to ``n`` that is left out (None or ``"model"``) is that of the model's own
-    generation_config, then transformers' default, where ``max_new_tokens`` is 64. Commands show the
+    generation_config, then transformers' default, but 64 for ``max_new_tokens``. Commands show the
     first sentence of each.
 
     Attributes:
