@@ -25,6 +25,7 @@ from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines,
 from umim_core.cli.documented import AtLeast1, MaybeArgument, command
 from umim_core.cli.serve_command import ServerOptions
 from umim_core.errors import UmimError
+from umim_core.progress import numbered
 
 if TYPE_CHECKING:
     from umim_core.config.recipe_files import AnyRecipe
@@ -38,7 +39,8 @@ app = typer.Typer(
 app.add_typer(store_commands.app, name="store")
 Port = Annotated[int | None, typer.Option(min=1, max=65535)]
 Share = Annotated[float, typer.Option(min=0)]
-_QUIET = {
+_SHOWN: Final = {f"umim.{name}" for name in ("stage", "pipeline", "tracking", "lock", "progress")}
+_QUIET: Final = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
     **NO_TELEMETRY,
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -111,7 +113,7 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     if cells:
         document["distillation"] = [cell.as_dict() for cell in cells]
         largest = max(cells, key=lambda cell: cell.memory_bytes)
-        lines.append(f"{len(cells)} trainings, the largest: {largest.line()}")
+        lines.append(f"{numbered(len(cells), 'training')}, the largest: {largest.line()}")
     emit(document, lines, as_json)
     for cell in cells:
         cell.check()
@@ -220,7 +222,6 @@ for _action, _summary in {
     "status": "Say which services run and answer.",
 }.items():
     _add_service_command(_action, _summary)
-_SHOWN: Final = {f"umim.{name}" for name in ("stage", "pipeline", "tracking", "lock", "progress")}
 
 
 @app.callback()

@@ -111,7 +111,7 @@ class PipelineRun(Generic[R]):
         name = call.stage.name
         of = f"{label} {setting}".strip()
         shown = f"{name} {of}".strip()
-        build: Callable[[], Artifact] = lambda: call.build(self.site)  # noqa: E731
+        build: Callable[[], Artifact] = partial(call.build, self.site)
         if FlowRunContext.get() is not None:
             as_task = task(
                 name=name, task_run_name=shown, cache_policy=NO_CACHE, persist_result=False

@@ -28,7 +28,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, runtime_checkable
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    runtime_checkable,
+)
 
 from pydantic import BaseModel
 
@@ -71,7 +80,7 @@ class Site:
         return max(1, self.lease.config.workers)
 
     @property
-    def strategy(self) -> str:
+    def strategy(self) -> Literal["ddp", "deepspeed"]:
         return self.lease.config.strategy
 
     @property

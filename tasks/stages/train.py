@@ -60,8 +60,8 @@ class ModuleTraining:
             max_tokens=self.max_tokens,
             seed=self.seed,
             config=self.optimisation,
-            strategy=site.lease.config.strategy,
-            use_gpu=site.lease.config.use_gpu,
+            strategy=site.strategy,
+            use_gpu=site.device == "cuda",
             out=str(out),
         )
 

@@ -86,7 +86,8 @@ def train_checkpoint(job: TrainJob, source: Source, out: Path) -> dict[str, floa
 
 def _train(job: TrainJob, source: Source, rules: RuleSet, out: Path) -> None:
     """Tokenize and train in the job's folder, which becomes ``out``."""
-    tokenizer, tokens = load_tokenizer(job.backbone), Path(job.out) / "tokens"
+    tokenizer = load_tokenizer(job.backbone, revision=job.revision)
+    tokens = Path(job.out) / "tokens"
     rules.check_for_module(tokenizer_fingerprint(tokenizer), len(tokenizer), special_ids(tokenizer))
     if not tokens.exists():
         with tokenized_corpus(source, tokenizer, tokens.parent) as read:
