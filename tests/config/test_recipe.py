@@ -71,6 +71,7 @@ FILES = {
     "kind": "files",
     **{split: {"kind": "text", "paths": ["a.txt"]} for split in ("train", "valid", "test")},
 }
+EMPTY = FILES | {"train": {"kind": "text", "paths": []}}
 MIXTURE = GOOD | {"corpus": {"kind": "mixture", "parts": {"a": FILES, "b": DOCS}}}
 ROWED = GOOD | {"cells": [{"backbone": "a", "rule_rows": 2}], "adapt": None}
 TABLE = {
@@ -84,12 +85,16 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
     "pipeline": (
         GOOD,
         [
-            *((field, ..., f"{field} must be given") for field in ("name", "corpus", "distill")),
+            *(
+                (field, ..., f"{field} must be given; got no")
+                for field in ("name", "corpus", "distill")
+            ),
             ("name", "Big Name!", "name must match .*; got Big Name!"),
             ("kind", "tabel", r"kind must be one of .*; got tabel\. Did you mean 'table'"),
             ("cells", [], "cells must have 1 or more entries"),
             ("cells.0.overlap", "all", r"cells\.0\.overlap must be 'greedy' or 'none'; got all"),
             ("corpus.kind", "web", "corpus must have a 'kind' .* of 'docstrings', .*; got web"),
+            ("corpus", EMPTY, r"corpus\.train\.paths must have 1 or more entries; got \[\]"),
             ("distill.max_steps", 0, r"distill\.max_steps must be at least 1; got 0"),
             ("distill.learning_rate", 2, r"distill\.learning_rate must be at most 1\.0; got 2"),
             ("distill.clip_norm", float("inf"), "clip_norm must be a finite number; got inf"),

@@ -76,10 +76,12 @@ def validated(
                 str(one["loc"][-1])[:99]: one for one in unknown if [*one["loc"][:-1]] == outer
             }
             first = next((beside[x] for x in get_close_matches(str(name), beside)), first)
-        where, context = ".".join(str(part)[:99] for part in first["loc"]), first.get("ctx", {})
+        where, context = _place(raw, first["loc"]), first.get("ctx", {})
         value, rule = context.get("tag", first["input"]), field_rule(where, first)
         remedy = _REMEDIES.get(first["type"], "")
-        if first["type"] == "extra_forbidden":
+        if first["type"] == "missing":
+            value = "nothing"
+        elif first["type"] == "extra_forbidden":
             remedy = _right_name(model, first["loc"])
         elif isinstance(own := getattr(context.get("error"), "__cause__", None), ConfigError):
             # Of ``checking``: it says all of this by itself.
@@ -89,6 +91,18 @@ def validated(
             value = {name: value[name] for name in value if name in first["msg"]} or value
         rule = f"{what}: {rule}".removeprefix(": ")
         raise ConfigError(rule, value, remedy or "Correct it.") from error
+
+
+def _place(raw: object, steps: Sequence[int | str]) -> str:
+    """Return where in what was given an error lies, without the kinds that pydantic adds."""
+    place = []
+    for step in steps:
+        if isinstance(raw, dict) and step not in raw and raw.get("kind") == step:
+            continue
+        place.append(str(step)[:99])
+        entries = dict(enumerate(raw)) if isinstance(raw, list | tuple) else raw
+        raw = entries.get(step) if isinstance(entries, dict) else None
+    return ".".join(place)
 
 
 def _right_name(model: type[BaseModel], place: Sequence[int | str]) -> str:
