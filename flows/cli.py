@@ -96,14 +96,12 @@ def run(
 def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     from flows.parts import plan
     from flows.planner import memory_of_cells
-    from tasks.run.checks import check_machine, check_named, check_positions
+    from tasks.run.checks import check_machine, check_recipe
     from umim_core.config.adaptation_recipe import AdaptationRecipe
-    from umim_core.config.recipe import Recipe
     from umim_core.config.table_recipe import TableRecipe
 
     name = "umim" if flow == "full" else f"umim-{flow}"
-    check_named(recipe, name, planned=True)
-    unknown = check_positions(recipe, planned=True) if isinstance(recipe, Recipe) else []
+    unknown = check_recipe(recipe, name, planned=True)
     steps, cells = plan(recipe), memory_of_cells(recipe)
     document: dict[str, object] = {"recipe": recipe.name, "stages": steps}
     if unknown:

@@ -81,14 +81,17 @@ def check_machine(recipe: RunRecipe, flow_name: str) -> None:
     require(enough, ConfigError, rule, gpu_count(), remedy)
 
 
-def check_recipe(recipe: RunRecipe, flow_name: str) -> None:
-    """Refuse, before anything runs, what this machine, the names or the sizes do not allow."""
-    check_machine(recipe, flow_name)
-    check_named(recipe, flow_name)
-    if isinstance(recipe, Recipe):
-        check_positions(recipe)
-    elif isinstance(recipe, AdaptationRecipe):
+def check_recipe(recipe: RunRecipe, flow_name: str, *, planned: bool = False) -> list[str]:
+    """Refuse, before anything runs, what this machine, the names or the sizes do not allow.
+
+    A plan is no matter of this machine. Returned are backbones of it that are out of reach.
+    """
+    if not planned:
+        check_machine(recipe, flow_name)
+    check_named(recipe, flow_name, planned=planned)
+    if isinstance(recipe, AdaptationRecipe):
         check_adaptation(recipe)
+    return check_positions(recipe, planned=planned) if isinstance(recipe, Recipe) else []
 
 
 def check_settings(recipe: TableRecipe) -> None:

@@ -12,6 +12,7 @@ from flows.parts import measure_adaptation, plan
 from support.tiny_pipeline import Walk
 from support.tiny_table import QUESTIONS, write_questions
 from tasks.cluster.lease import ClusterLease
+from tasks.run.checks import check_recipe
 from tasks.run.recipes import find_recipe, recipe_names
 from tasks.stages.adaptation import read_scores
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -147,4 +148,4 @@ def test_what_must_fail_is_refused_before_anything_runs(
     usual = fields(tiny_checkpoint, write_questions(tmp_path))
     body = usual | change | {"questions": usual["questions"] | change.get("questions", {})}
     with pytest.raises(ConfigError, match=message):
-        plan(validated(AdaptationRecipe, body, "tiny.yaml"))
+        check_recipe(validated(AdaptationRecipe, body, "tiny.yaml"), "umim-adapt", planned=True)
