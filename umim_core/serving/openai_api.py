@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, from_json
 
-from umim_core.errors import ContextLengthError, NumericalError, UmimError
+from umim_core.errors import ContextLengthError, NumericalError, UmimError, field_rule
 from umim_core.text.roles import Role
 
 if TYPE_CHECKING:
@@ -77,11 +77,10 @@ _IGNORED: Final = (
 _KINDS: Final = {
     dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null",
 }  # fmt: skip
-# What is said of errors that pydantic tells in words of Python.
+# What is said of types in words of JSON.
 _SAID: Final = {
     "dict_type": "must be an object",
     "json_type": "must be a text that holds JSON",
-    "missing": "must be there",
     "model_type": "must be an object",
 }
 _TYPES: Final = {
@@ -374,7 +373,7 @@ def parse_body(path: str, raw: bytes) -> AnyBody:
     try:
         return (ChatBody if path == CHAT else other).model_validate(document)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)[0]
+        found = error.errors(include_url=False)[0]
         raise _field_error(found, document) from None  # its message repeats the prompt
 
 
@@ -398,8 +397,9 @@ def _field_error(error: ErrorDetails, document: Any) -> ApiError:
     shown = _KINDS.get(type(value), value)
     if error["type"] == "literal_error" and isinstance(value, str):
         shown = "another text"
-    said = _SAID.get(error["type"], error["msg"].removeprefix("Value error, "))
-    rule, remedy = f"{param or 'the body'}: {said}", "Correct it, or leave it out."
+    name, said = param or "the body", _SAID.get(error["type"])
+    rule = field_rule(name, error) if said is None else f"{name}: {said}"
+    remedy = "Correct it, or leave it out."
     if error["type"] == "missing":
         shown, remedy = "nothing", "Add it."
     return ApiError(400, "invalid_field", rule, shown, remedy, param=param or None)
