@@ -100,9 +100,9 @@ def branch_layout(
     unit = unit.clamp(min=0)  # a row without tokens has no unit at all
     start, length = packed.starts.gather(1, unit), packed.lengths.gather(1, unit)
     padding = column >= raw[:, None]
-    offset = (column - start).masked_fill(padding, 0)
+    offset = (column - start).masked_fill(padding, 0)  # padding: as the first token of any span
     trunk = (offset == length - 1) | padding
-    span = packed.span_index.gather(1, unit).masked_fill(padding, -1)
+    span = packed.span_index.gather(1, unit)
     lengths, units, surrogate, span_ids, span_lengths = _prefixes(packed, matcher)
     return BranchLayout(
         trunk=trunk,

@@ -70,7 +70,7 @@ def prices(table: DamageTable) -> Floats:
         shorter, spans = rules.take(sizes < n), np.flatnonzero(sizes == n)
         if not len(shorter) or not len(spans):
             continue
-        ids = rules.ids_by_order[n].reshape(-1)
+        ids = rules.ids_by_order[n].ravel()
         borders = np.arange(len(spans) + 1, dtype=np.int64) * n
         starts, lengths, _ = Matcher(shorter).segment_many(ids, borders)
         for size in range(2, n):

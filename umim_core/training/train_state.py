@@ -189,20 +189,20 @@ def resume(
 
 def _read(state: Path, rank: int, world: int) -> tuple[dict[str, Tensor], Progress]:
     """Read what a rank wrote; where any of them cannot, all of them end."""
-    found, refusal = None, None
+    refusal = None
     try:
         _check(state, world)
         tensors = load_file(state / f"rank-{rank}.safetensors")
         record = (state / f"rank-{rank}.json").read_text(encoding="utf-8")
-        found = tensors, Progress(**json.loads(record))
+        progress = Progress(**json.loads(record))
     except (ArtifactError, OSError, SafetensorError) as error:
         refusal = error
     # A rank that went on alone would wait for the others for good.
-    lacking = ranks_where(found is None)
-    if found is None or lacking:
+    lacking = ranks_where(refusal is not None)
+    if lacking:
         raise ArtifactError(
             f"every rank must be able to read the resume state {state.name}",
             f"ranks {lacking} that cannot" + (f" ({refusal})" if refusal else ""),
             "Look at the file systems of their nodes, then run the same command again.",
         ) from refusal
-    return found
+    return tensors, progress
