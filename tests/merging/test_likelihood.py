@@ -45,6 +45,11 @@ def test_a_row_that_is_not_ids_is_refused(
         score_rows([FINE, row], MergedModel.without_merging(tiny_backbone))
 
 
+def test_a_row_of_two_tokens_has_one_score_and_of_one_none(tiny_backbone: Backbone) -> None:
+    scores = score_rows([FINE[:2], FINE[:1]], MergedModel.without_merging(tiny_backbone))
+    assert [len(part.log_probs) for part in scores] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("context", "endings"), [([], [FINE]), (FINE, []), (FINE, [FINE, np.array([])])]
 )
@@ -103,13 +108,14 @@ def test_scores_that_are_no_numbers_are_refused(
 
 
 def test_layout_of_the_worked_example_with_a_rule_inside_another() -> None:
-    matcher, row = Matcher(RuleSet.from_spans([(1, 2), (1, 2, 3, 4)])), np.arange(5)
-    layout = branch_layout(pack_rows([row], [matcher.segment(row)]), matcher, "compact")
-    assert layout.trunk.tolist() == [[True, False, False, False, True]]
-    assert layout.lengths.tolist() == [[1, 1, 2, 1, 4]]
-    assert layout.positions.tolist() == [[0, 1, 1, 2, 1]]
+    matcher = Matcher(RuleSet.from_spans([(1, 2), (1, 2, 3, 4)]))
+    rows = [np.arange(5), np.array([0, 1, 2])]
+    layout = branch_layout(pack_rows(rows, list(map(matcher.segment, rows))), matcher, "compact")
+    assert layout.trunk.tolist() == [[True, False, False, False, True], [True, False, *[True] * 3]]
+    assert layout.lengths.tolist() == [[1, 1, 2, 1, 4], [1, 1, 2, 0, 0]]  # 0 for padding
+    assert layout.positions.tolist() == [[0, 1, 1, 2, 1], [0, 1, 1, 1, 1]]
     assert layout.span_ids.tolist() == [[1, 2, 0, 0], [1, 2, 3, 4]]
-    assert layout.surrogate.tolist() == [[-1, -1, 0, -1, 1]]
+    assert layout.surrogate.tolist() == [[-1, -1, 0, -1, 1], [-1, -1, 0, -1, -1]]
     assert (layout.mask(torch.float32)[0, 0] == 0).int().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],

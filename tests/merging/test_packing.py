@@ -115,7 +115,7 @@ def test_a_span_is_computed_once_and_gives_the_same_bits() -> None:
     assert torch.equal(first[0], first[2])
     cache.find([(5, 6), (1, 2), (7, 8)])  # drops (3, 4), the span unused for longest
     assert len(computed) == 4
-    cache.find([(1, 2)])
+    cache.find([(1, 2), (5, 6)])
     assert len(computed) == 4
     assert torch.equal(cache.find([(3, 4)])[0], first[1])
     assert len(computed) == 5

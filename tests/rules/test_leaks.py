@@ -29,13 +29,14 @@ SECRETS = {
     "API key": [
         f"ghp_{TOKEN}", f"key='github_pat_{TOKEN}'", "sk-proj-T3BlbkFJ9xQ2mZ7v",
         "AKIA3Q7YB2ZK5WXN8D4T", "xoxb-17653672481-19874698323", "hf_QdXcKpTzLmNvBwRsYg",
-        "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6",
+        "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6", "ghp_abC123",
     ],
     "private key": ["-----BEGIN RSA PRIVATE KEY-----", "BEGIN PRIVATE", " PRIVATE KEY-----"],
     "URL with password": ["postgres://admin:hunter2@db.acme", "//bob:s3cr@host"],
     "long number": [
         "call +49 170 5551234", "tel (415) 555-2671.", "tel: 415-555-2671", "tel 4155552671",
-        "card 4539 1488 0343 6467", "card 4539148803436467",
+        "card 4539 1488 0343 6467", "card 4539148803436467", "card 4539 1488 0343 3",
+        "tel 415564165",
     ],
 }  # fmt: skip
 ORDINARY = [
@@ -43,7 +44,7 @@ ORDINARY = [
     "disk-based2", "AKIA", "hf_hub_download", "gh_token", "the private key",
     "user:password@localhost", "http://<user>:<key>@host", "2024-03-15 12:30", " 100000000",
     " 18446744073709551615", "0.1415926535897", "id_123456789", " 12345678-1234-5678",
-    "1999 2000 2001 2002", "+1.5, -2.5",
+    "1999 2000 2001 2002", "+1.5, -2.5", "ghp_abcD123", " 4539 1488 0340", " 41556416",
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.ngram_oracle import units_of
 from umim_core.errors import CorpusError
-from umim_core.rules.matcher import Matcher, SuffixMatcher
+from umim_core.rules.matcher import Matcher, SuffixMatcher, parts_behind, token_reduction
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
@@ -146,6 +146,17 @@ def test_many_sequences_are_cut_as_each_one_alone_by_any_threads(
 def test_what_is_no_text_is_refused(ids: np.ndarray, end: int, message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         Matcher(RuleSet.from_spans({(1, 2)})).segment_many(ids, np.array([0, end]))
+
+
+def test_no_text_has_no_reduction() -> None:
+    with pytest.raises(CorpusError, match=r"must hold at least one token; got 0\."):
+        token_reduction(0, 0)
+
+
+def test_parts_behind_what_was_dropped_count_from_its_end() -> None:
+    parts = ((0, 2), (3, 7), (8, 9))
+    assert [parts_behind(parts, n) for n in (4, 7)] == [((0, 3), (4, 5)), ((1, 2),)]
+    assert parts_behind(None, 4) is None
 
 
 Step = tuple[int, tuple[int, ...]]  # units taken back, ids of the new unit

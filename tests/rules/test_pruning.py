@@ -83,9 +83,10 @@ def test_a_target_that_no_rules_can_have_is_refused(target: float) -> None:
 
 
 def test_a_target_that_these_rules_do_not_reach_is_refused() -> None:
-    rules = RuleSet.from_spans([(1, 2), (3, 4)])
+    rules, text = RuleSet.from_spans([(1, 2), (3, 4)]), flat([[1, 2, 0, 0]])
+    assert cut_to_reduction(rules, np.zeros(2), text, 0.25).token_reduction == 0.25
     with pytest.raises(RuleSetError, match=r"reduction of 0.5 .*; got 0.25 with all 2 "):
-        cut_to_reduction(rules, np.zeros(2), flat([[1, 2, 0, 0]]), 0.5)
+        cut_to_reduction(rules, np.zeros(2), text, 0.5)
 
 
 TABLE = ([6, 0, 2, 0], [5, 0, 2, 0], [3.0, 0.0, 4.0, 0.0])
@@ -115,10 +116,11 @@ def test_a_table_comes_back_as_it_was_written(tmp_path: Path) -> None:
     [
         (([6, 0], [5, 0], [3.0, 0.0]), "must be 4 numbers, one a rule"),
         (([6, 0, 2, 0], [7, 0, 2, 0], TABLE[2]), "merges <= occurrences"),
+        (([6, 0, 2, 0], [-1, 0, 2, 0], TABLE[2]), "0 <= merges"),
         (([6, 0, 2, 0], TABLE[1], [3.0, 0.0, float("nan"), 0.0]), "a finite KL"),
         (([6.0, 0.0, 2.0, 0.0], TABLE[1], TABLE[2]), "float64"),
     ],
-    ids=["shape", "merges", "nan", "type"],
+    ids=["shape", "merges", "negative", "nan", "type"],
 )
 def test_numbers_that_cannot_be_are_refused(
     values: tuple[list[int], list[int], list[float]], message: str

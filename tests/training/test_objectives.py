@@ -182,9 +182,9 @@ MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
 IDS = np.array([1, 2, 3, 4, 5, 6] * 6 + [7])
 
 
-def row_at(index: int, **shares: float) -> TrainingRow:
+def row_at(index: int, size: int = len(IDS), **shares: float) -> TrainingRow:
     """A row of a split whose rows are all alike."""
-    rows = TokenRows.of_rows([IDS.tolist()] * (index + 1), [len(IDS)] * (index + 1))
+    rows = TokenRows.of_rows([IDS[:size].tolist()] * (index + 1), [size] * (index + 1))
     return training_row(rows, index, MATCHER, **shares)
 
 
@@ -209,6 +209,7 @@ def test_shares_are_those_asked_for_and_a_row_keeps_its_kind() -> None:
     assert abs(kinds["prompt"] - 150) < 45 and abs(kinds["copy"] - 100) < 45
     again = [row_at(i, prompt=0.3, copy=0.2) for i in range(100)]
     assert [kind_of(row) for row in again] == [kind_of(row) for row in rows[:100]]
+    assert [first_state(row_at(0, size, copy=0.999)) for size in (15, 16)] == [0, 8]
 
 
 def test_the_loss_begins_behind_the_merged_part_of_copies_and_prompts() -> None:
@@ -225,6 +226,8 @@ def test_the_loss_begins_behind_the_merged_part_of_copies_and_prompts() -> None:
     assert first == draw.integers(len(IDS) // 4, len(IDS) - len(IDS) // 4)
     assert (lengths[starts >= first] == 1).all()
     assert (lengths[starts < first] > 1).any()
+    drawn = {first_state(row_at(index, prompt=0.999)) for index in range(300)}
+    assert drawn == {*range(9, 28)}  # all between a quarter and three of 37 tokens
     with pytest.raises(ValidationError, match="add up to 1 at most"):
         DistillConfig(max_steps=1, prompt_rows=0.6, copy_rows=0.6)
 

@@ -50,6 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Run]
     }
     rowed = Run(out / "rule-rows", config=SHORT, merges=ONE_SIDED, rule_rows=2)
     found["ddp", "rule-rows"] = rowed
+    found["ddp", "preference"] = Run(out / "preference", config=SHORT, preference=True)
     run_ranks(out, 2, train_each, *found.values())
     return found
 
@@ -96,11 +97,14 @@ def test_two_ranks_see_the_gradient_of_the_joint_batch(
     torch.testing.assert_close(first_moment(run, ranks), expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "kind"), [("ddp", "rows"), ("deepspeed", "rows"), ("ddp", "preference")]
+)
 def test_two_ranks_end_with_equal_weights_and_the_curve_of_one_process(
-    runs: dict[tuple[str, str], Run], tmp_path: Path, name: str
+    runs: dict[tuple[str, str], Run], tmp_path: Path, name: str, kind: str
 ) -> None:
-    pair, joint = runs[name, "rows"], Run(tmp_path, config=SHORT)
+    pair = runs[name, kind]
+    joint = replace(pair, folder=tmp_path, strategy="ddp")
     train_here(joint)
     for step in (1, 2):
         torch.testing.assert_close(weights(pair, step), weights(joint, step), atol=2e-5, rtol=1e-4)

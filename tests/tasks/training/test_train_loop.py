@@ -76,6 +76,8 @@ def test_fewer_steps_than_were_asked_for_are_told(
         result, _ = trained(goal, run.folder, config)
     told = f"1 epoch of {goal.num_items} rows: {result.progress.step} steps, fewer than the"
     assert any(line.startswith(told) for line in caplog.messages)
+    one = trained(goal, run.folder / "one", config.model_copy(update={"batch_size": ROWS}))[0]
+    assert one.progress.step == 1
     endless = config.model_copy(update={"batch_size": goal.num_items + 1})
     with pytest.raises(CorpusError, match=r"a batch must be at most .* 1 epoch of them; got"):
         trained(goal, run.folder / "endless", endless)
@@ -261,10 +263,13 @@ def test_a_run_interrupted_after_any_step_ends_bit_for_bit_the_same(
         assert steps == STEPS - step + step % config.checkpoint_every
 
 
-def test_a_finished_run_trains_no_further_step(whole: Run) -> None:
+def test_a_finished_run_trains_no_further_step(
+    whole: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     first, _ = started(whole)
-    second, steps = started(whole, seed=1)
-    assert steps == 0
+    with caplog.at_level("INFO", "umim.progress"):
+        second, steps = started(whole, seed=1)
+    assert steps == 0 and caplog.messages == ["0 steps of 2 rows and 0 validations of 4 rows"]
     assert second.progress == first.progress
     assert torch.equal(flat(second.weights), flat(first.weights))
 
