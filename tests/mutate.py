@@ -1,4 +1,4 @@
-"""Change places of the method's code, one at a time, and count what the tests of their room notice.
+"""Change places of the method's code, one at a time, and count what the tests nearest to it notice.
 
 python -m tests.mutate [SEED [PLACES]]      works in a copy of the tree; a line a place, JSON last
 """
@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 
-TESTS = {"rules": ["rules"], "merging": ["merging"], "inference": ["inference", "model"],
-         "training": ["training"]}  # fmt: skip
+LOOP = [f"tasks/training/test_{name}.py" for name in ("train_loop", "train_job", "strategies")]
+TESTS = {"rules": ["rules", "model/test_loading.py"],
+         "merging": ["merging", "evaluation/test_perplexity.py"],
+         "inference": ["inference", "model"], "training": ["training", *LOOP]}  # fmt: skip
 SWAP: dict[type, type] = {ast.Lt: ast.LtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.Add: ast.Sub}
 SWAP |= {ast.And: ast.Or} | {to: old for old, to in SWAP.items()} | {ast.Or: ast.And}
 
@@ -49,7 +51,7 @@ def places(node: ast.AST, in_function: bool = False) -> Iterator[ast.AST]:
 
 
 def notices(tree: Path, room: str) -> bool:
-    """Return whether a test of a room fails."""
+    """Return whether a test near to a room fails."""
     tests = [f"tests/{name}" for name in TESTS[room]]
     command = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", *tests]
     return subprocess.run(command, cwd=tree, stdout=subprocess.DEVNULL, timeout=1800).returncode > 0

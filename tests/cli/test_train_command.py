@@ -33,6 +33,7 @@ def test_a_training_is_found_again_and_the_next_commands_are_printed(
     forecast = r"of 4 rows and 6 validations of (\d) rows: about (\S+) s a step and (\S+) s a valid"
     ((rows, step, validation),) = re.findall(forecast, begun.err)
     assert float(step) == pytest.approx(1.5 * 4 / int(rows) * float(validation), rel=0.1)
+    assert float(validation) < 60  # measured, not since the machine started
     written = (out / "manifest.json").stat().st_mtime_ns
     done = train(umim, *command)
     commands = [shlex.split(line) for line in done.out.splitlines() if line.startswith("  ")]

@@ -51,11 +51,12 @@ def test_reductions_are_the_realised_ones() -> None:
         finished_row((0, 1), (2, 3, 4, 5), (1, 2, 3, 3), [(0, 2)]),
         finished_row((9, 0, 1, 2), (3, 4, 5, 6), (3, 4, 4, 5), [(1, 2)]),
         finished_row((0, 1), (2,), (2,)),
+        finished_row((0, 1, 2), (3, 4), (3, 2)),  # two columns of old spans were dropped
     ]
-    assert [row.token_reduction for row in rows] == [1 / 2, 1 / 4, 0]
-    assert [row.gen_kv_reduction for row in rows] == pytest.approx([1 / 3, 1 / 3, 0])
+    assert [row.token_reduction for row in rows] == [1 / 2, 1 / 4, 0, 0]
+    assert [row.gen_kv_reduction for row in rows] == pytest.approx([1 / 3, 1 / 3, 0, 2])
     # units of generated tokens after each: 1 2 2 and 1 1 2, of 1 2 3
-    assert [row.cumulative_kv_reduction for row in rows] == pytest.approx([1 / 6, 1 / 3, 0])
+    assert [row.cumulative_kv_reduction for row in rows] == pytest.approx([1 / 6, 1 / 3, 0, 2])
 
 
 @pytest.mark.parametrize(

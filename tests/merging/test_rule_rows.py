@@ -84,9 +84,11 @@ def test_longer_spans_have_no_row_and_without_ids_there_is_none() -> None:
         [[1, 2, -1, 4]],
         [[1, 2, 3, MAX_TOKEN_ID + 1]],
         [[1, -2, -1, -1]],
+        [[1, 2, 3]],
+        [[1] * 17],
     ],
-    ids=["twice", "falling", "one id", "a gap", "beyond all ids", "negative"],
+    ids=["twice", "falling", "one id", "a gap", "beyond all ids", "negative", "narrow", "wide"],
 )
 def test_spans_that_are_no_rules_are_refused(spans: list[list[int]]) -> None:
-    with pytest.raises(ConfigError, match="spans of 2 to 4 ids"):
+    with pytest.raises(ConfigError, match=r"spans of (2 to 4|4 to 16) ids"):
         RuleRows(torch.tensor(spans, dtype=torch.int32), 4)
