@@ -31,12 +31,13 @@ _FIELD_RULES: Final = {
     "less_than_equal": "be at most {le}",
     "finite_number": "be a finite number",
     "too_short": "have {min_length} or more entries",
+    "too_long": "have at most {max_length} entries",
     "string_too_short": "have {min_length} or more characters",
     "string_too_long": "have at most {max_length} characters",
+    "string_unicode": "be text without lone surrogates",
     "string_pattern_mismatch": "match {pattern}",
     "callable": "be callable",
     "is_instance_of": "be a {class}",
-    "sequence": "be a list",
     "int": "be an integer",
     "float": "be a number",
     "bool": "be true or false",
@@ -216,9 +217,11 @@ def field_rule(field: str, error: Mapping[str, Any]) -> str:
     """Return the rule that a field breaks, of an error that pydantic found."""
     kind, context = error["type"], error.get("ctx", {})
     words = _FIELD_RULES.get(kind) or _FIELD_RULES.get(kind.partition("_")[0])
-    if words is not None:
-        return f"{field or 'it'} must {words.format_map(context)}"
-    return f"{field}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+    said = error["msg"].removeprefix("Value error, ")
+    said = said if words is None else f"must {words.format_map(context)}"
+    if said.startswith("must "):
+        return f"{field or 'it'} {said}"
+    return f"{field}: {said}".removeprefix(": ")
 
 
 def look_up(entries: Mapping[str, T], name: str, what: str, remedy: str = "") -> T:

@@ -71,6 +71,7 @@ FILES = {
     "kind": "files",
     **{split: {"kind": "text", "paths": ["a.txt"]} for split in ("train", "valid", "test")},
 }
+NAMED_SO = FILES | {"train": {"kind": "text", "text": ["a.txt"]}}  # as its kind
 EMPTY = FILES | {"train": {"kind": "text", "paths": []}}
 MIXTURE = GOOD | {"corpus": {"kind": "mixture", "parts": {"a": FILES, "b": DOCS}}}
 ROWED = GOOD | {"cells": [{"backbone": "a", "rule_rows": 2}], "adapt": None}
@@ -95,17 +96,18 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
             ("cells.0.overlap", "all", r"cells\.0\.overlap must be 'greedy' or 'none'; got all"),
             ("corpus.kind", "web", "corpus must have a 'kind' .* of 'docstrings', .*; got web"),
             ("corpus", EMPTY, r"corpus\.train\.paths must have 1 or more entries; got \[\]"),
+            ("corpus", NAMED_SO, r"corpus\.train\.paths must be given; got nothing"),
             ("distill.max_steps", 0, r"distill\.max_steps must be at least 1; got 0"),
             ("distill.learning_rate", 2, r"distill\.learning_rate must be at most 1\.0; got 2"),
             ("distill.clip_norm", float("inf"), "clip_norm must be a finite number; got inf"),
             ("adapt.dpo.bf16", True, r"adapt\.dpo\.bf16 must be a known field; got True"),
-            ("adapt.settings", ["WT + FT", "WT + FT"], "settings: must all be different"),
+            ("adapt.settings", ["WT + FT", "WT + FT"], "settings must all be different"),
             ("adapt", None, "a cell asks for adaptation, but the recipe has no 'adapt' section"),
             ("task", None, "a cell asks for adaptation, but the recipe has no 'task' section"),
             ("cluster.workers", 3, r"cluster\.workers must divide every batch_size"),
             ("cluster", {"address": "h:1", "object_store_gib": 2}, "is of a cluster started here"),
             ("cluster", {"strategy": "deepspeed", "workers": 0}, "deepspeed needs workers"),
-            ("cells", [{"backbone": "a"}, {"backbone": "a", "tau": 5}], "cells: must all be"),
+            ("cells", [{"backbone": "a"}, {"backbone": "a", "tau": 5}], "cells must all be"),
             ("distill", {"max_steps": 5, "prompt_rows": 0.6, "copy_rows": 0.6}, "add up to 1 at"),
             ("cluster", {"use_gpu": True, "workers": 0, "parallel_stages": 2}, "share no GPU"),
             ("cells.0", {"backbone": "a", "kind": "linear", "depth": 3}, r"cells\.0: a linear mer"),
@@ -169,7 +171,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
     "adaptation": (
         CURVES,
         [
-            ("taus", [5, 5], "taus: must all be different"),
+            ("taus", [5, 5], "taus must all be different"),
             ("taus", [0], "taus"),
             ("checkpoints", [], "checkpoints"),
             ("part", "sequence", "leave out part"),

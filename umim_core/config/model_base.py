@@ -77,7 +77,7 @@ def validated(
             }
             first = next((beside[x] for x in get_close_matches(str(name), beside)), first)
         where, context = _place(raw, first["loc"]), first.get("ctx", {})
-        value, rule = context.get("tag", first["input"]), field_rule(where, first)
+        value, rule = context.get("tag", first["input"]), field_rule(where or what, first)
         remedy = _REMEDIES.get(first["type"], "")
         if first["type"] == "missing":
             value = "nothing"
@@ -85,19 +85,21 @@ def validated(
             remedy = _right_name(model, first["loc"])
         elif isinstance(own := getattr(context.get("error"), "__cause__", None), ConfigError):
             # Of ``checking``: it says all of this by itself.
-            rule, remedy = f"{where}: {own.rule}".removeprefix(": "), own.remedy
+            rule, remedy = f"{where or what}: {own.rule}".removeprefix(": "), own.remedy
             value = value if own.value is None else own.value
         elif isinstance(value, dict):  # of a rule over several fields: those that it names
             value = {name: value[name] for name in value if name in first["msg"]} or value
-        rule = f"{what}: {rule}".removeprefix(": ")
+        rule = f"{what}: {rule}" if what and where else rule
         raise ConfigError(rule, value, remedy or "Correct it.") from error
 
 
 def _place(raw: object, steps: Sequence[int | str]) -> str:
     """Return where in what was given an error lies, without the kinds that pydantic adds."""
-    place = []
+    place, is_field = list[str](), False
     for step in steps:
-        if isinstance(raw, dict) and step not in raw and raw.get("kind") == step:
+        # a section's kind stands between its name and its fields, one of which may be called so
+        is_field = not (is_field and isinstance(raw, dict) and raw.get("kind") == step)
+        if not is_field:
             continue
         place.append(str(step)[:99])
         entries = dict(enumerate(raw)) if isinstance(raw, list | tuple) else raw

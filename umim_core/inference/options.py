@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import ConfigDict, NonNegativeInt, ValidationError, create_model
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from umim_core.backbone.backbone import Backbone
@@ -260,14 +260,17 @@ class GenerateOptions(PlainOptions):
         return bound if bound != math.inf and self.merges_generated(merged_model) else None
 
 
-# Values that another check, transformers' own say, leaves to be of more types than are declared.
+# Options that another check reads, transformers' own or ours: it takes more types than declared.
 _CHECKED_APART: Final = {
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop_strings", "eos_token_id",
     "merge", "raw_tail", "roles",
 }  # fmt: skip
-_LISTS: Final = ("logits_processor", "stopping_criteria")  # a plain list will do
+_LISTS: Final[dict[str, Any]] = {  # a plain list will do
+    **dict.fromkeys(("logits_processor", "stopping_criteria"), list[Any] | None),
+    "streams": list[NonNegativeInt] | None,
+}
 _TYPES: Final[dict[str, Any]] = {
-    name: (list[Any] | None if name in _LISTS else kind, ...)
+    name: (_LISTS.get(name, kind), ...)
     for name, kind in get_type_hints(GenerateOptions, include_extras=True).items()
     if name not in _CHECKED_APART
 }

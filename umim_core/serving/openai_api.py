@@ -398,7 +398,7 @@ def _field_error(error: ErrorDetails, document: Any) -> ApiError:
     if error["type"] == "literal_error" and isinstance(value, str):
         shown = "another text"
     name, said = param or "the body", _SAID.get(error["type"])
-    rule = field_rule(name, error) if said is None else f"{name}: {said}"
+    rule = field_rule(name, error) if said is None else f"{name} {said}"
     remedy = "Correct it, or leave it out."
     if error["type"] == "missing":
         shown, remedy = "nothing", "Add it."
