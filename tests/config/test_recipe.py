@@ -95,6 +95,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[str, object, str]]]] = {
             ("cells", [], "cells must have 1 or more entries"),
             ("cells.0.overlap", "all", r"cells\.0\.overlap must be 'greedy' or 'none'; got all"),
             ("corpus.kind", "web", "corpus must have a 'kind' .* of 'docstrings', .*; got web"),
+            ("corpus", {"train_tokens": 5}, r"corpus must have a 'kind'; got nothing\. Add it"),
             ("corpus", EMPTY, r"corpus\.train\.paths must have 1 or more entries; got \[\]"),
             ("corpus", NAMED_SO, r"corpus\.train\.paths must be given; got nothing"),
             ("distill.max_steps", 0, r"distill\.max_steps must be at least 1; got 0"),

@@ -17,8 +17,9 @@ AtLeast0 = Annotated[int, Field(ge=0)]
 AtLeast1 = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 _TOP: Final = "the recipe itself"
+_ABSENT: Final = ("missing", "union_tag_not_found")
 _REMEDIES: Final = {
-    "missing": "Add it.",
+    **dict.fromkeys(_ABSENT, "Add it."),
     **dict.fromkeys(("greater_than", "greater_than_equal"), "Raise it."),
     **dict.fromkeys(("less_than", "less_than_equal"), "Lower it."),
 }
@@ -79,7 +80,7 @@ def validated(
         where, context = _place(raw, first["loc"]), first.get("ctx", {})
         value, rule = context.get("tag", first["input"]), field_rule(where or what, first)
         remedy = _REMEDIES.get(first["type"], "")
-        if first["type"] == "missing":
+        if first["type"] in _ABSENT:
             value = "nothing"
         elif first["type"] == "extra_forbidden":
             remedy = _right_name(model, first["loc"])
