@@ -57,7 +57,10 @@ class Planner(Generic[R]):
 
 
 def _deciding(call: StageCall) -> dict[str, object]:
-    """Return the arguments of a stage without fields of options that its key leaves out."""
+    """Return the arguments of a stage without fields of options that its key leaves out.
+
+    What else a key leaves out (whole arguments, fields of fields) counts here.
+    """
     free = [path.partition(".") for path in call.stage.free]
     return {
         name: value.model_dump(exclude={field for of, _, field in free if of == name})
