@@ -102,7 +102,7 @@ def test_errors_end_the_command_with_one_line(
             UmimLM.create_from_arg_string(arguments)
     for options, message in (
         ({"task_data": str(tmp_path / "nothing")}, "error: task_data must name a folder .*$"),
-        ({"task_dat": "x"}, r"task_dat: Extra .* Did you mean 'task_data'\?$"),
+        ({"task_dat": "x"}, r"task_dat must be a known field; got x. Did you mean 'task_data'\?$"),
     ):
         with pytest.raises(SystemExit, match=message):
             SpecTask({"task": DEFAULT_TASK, "metadata": options})

@@ -311,7 +311,7 @@ def test_options_reach_the_sources_that_take_them() -> None:
         with pytest.raises(ConfigError, match="options of a corpus need one"):
             sources_of([], alone)
     for wrong in (Reading(field=""), Reading(max_bad=-1)):
-        with pytest.raises(ConfigError, match=r"as it can be read; got (field|max_bad): "):
+        with pytest.raises(ConfigError, match=r"as it can be read; got (field|max_bad) must "):
             source_of(("a.jsonl",), wrong)
 
 
