@@ -107,7 +107,7 @@ class Gate:
         self._open.set()
 
 
-LONG = {"prompt": PROMPT, "max_tokens": 1000, "temperature": 0}
+LONG = {"prompt": PROMPT, "max_tokens": 1000, "temperature": 0}  # a sample may end at once
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -133,7 +133,7 @@ def test_too_many_requests_are_told_to_come_again(umim: UMIM) -> None:
     gate, asking = Gate(held), list[Any]()
     with in_thread(held.app(None)) as url, ThreadPoolExecutor(2) as pool:
         for waiting in (0, 1):
-            asking.append(pool.submit(post, url, COMPLETIONS, prompt=PROMPT, max_tokens=3))
+            asking.append(pool.submit(post, url, COMPLETIONS, **LONG | {"max_tokens": 3}))
             wait_for(url, "umim_rows_running", 1)
             wait_for(url, "umim_requests_waiting", waiting)
         answer = post(url, COMPLETIONS, prompt=PROMPT)
@@ -148,7 +148,7 @@ def test_few_requests_pass_one_that_needs_more_rows(umim: UMIM) -> None:
     order: list[str] = []
 
     def ask(name: str, **body: Any) -> None:
-        post(url, COMPLETIONS, **{"prompt": PROMPT, "max_tokens": 1, **body})
+        post(url, COMPLETIONS, **LONG | {"max_tokens": 1} | body)
         order.append(name)
 
     gate = Gate(held)
