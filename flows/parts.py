@@ -45,6 +45,7 @@ from tasks.stages.mine import (
 )
 from tasks.stages.named import (
     NamedBackbone,
+    NamedBase,
     NamedCheckpoint,
     NamedMethod,
     NamedRules,
@@ -312,14 +313,18 @@ def evaluations(run: Run, sources: Sources, results: Sequence[Result]) -> list[C
 def _evaluated(run: Run, tasks: dict[str, Artifact], result: Result, setting: str) -> None:
     """Measure a setting: an adapted one is scored on its own task, others on every task."""
     config = _amounts(run, result).evaluate
-    alone = result.cell if setting == BASE else None
-    label = f"{result.called if alone is None else alone.backbone} {setting}"
+    cell, checkpoints = result.cell or cell_of(result.name), result.checkpoints
+    label = f"{cell.backbone if setting == BASE else result.called} {setting}"
+    checkpoint = (
+        NamedBase(next(iter(checkpoints.values())), cell.backbone, cell.revision)
+        if setting == BASE
+        else NamedCheckpoint(checkpoints[setting])
+    )
     first = next(iter(tasks), None)
-    checkpoint = result.checkpoints.get(setting) or next(iter(result.checkpoints.values()))
-    if setting != BASE and measures(setting, "alignment"):
+    if measures(setting, "alignment"):
         aligned = evaluate_stage(
             tokens=result.tokenized,
-            checkpoint=NamedCheckpoint(checkpoint),
+            checkpoint=checkpoint,
             config=config,
             segment_length=run.recipe.segment_length,
         )
@@ -328,7 +333,7 @@ def _evaluated(run: Run, tasks: dict[str, Artifact], result: Result, setting: st
         if setting in (BASE, WT) or task == first:
             scored = task_score_stage(
                 questions=Questions(questions),
-                checkpoint=NamedCheckpoint(checkpoint, base=setting == BASE),
+                checkpoint=checkpoint,
                 merge="none" if setting == BASE else TASKS.find(task).merge,
                 limit=config.task_questions,
             )
@@ -403,24 +408,25 @@ def _answered(run: TableRun, questions: Artifact, task: str, setting: TableSetti
     """Score a task under a setting, whose rules may be mined from the task's prompts first."""
     recipe, label, data = run.recipe, f"{task} {setting.name}", TableQuestions(run.recipe, task)
     place: Path | str = recipe.checkpoint
-    checkpoint = partial(NamedCheckpoint, backbone=named_backbone(recipe))
+    backbone = named_backbone(recipe)
     if setting.mine_tau is not None:
         mining = mined_stage(
             data=data,
             questions=questions,
-            checkpoint=checkpoint(place),
+            checkpoint=NamedCheckpoint(place, backbone),
             tau=setting.mine_tau,
             options=TaskOptions(task_seed=recipe.seed, task_new_tokens=recipe.new_tokens),
         )
         own = run.stage(mining, label=label).path / "checkpoint"
         if own.is_dir():  # a task that is not run has none
             place = own
+    named = NamedBase if setting.merge == "none" else NamedCheckpoint
     answered = shards_stage(
         data=data,
         questions=questions,
         setting=setting,
         method=None if setting.method is None else NamedMethod(setting.method),
-        checkpoint=checkpoint(place, base=setting.merge == "none"),
+        checkpoint=named(place, backbone),
         limit=recipe.questions,
         shard=recipe.shard,
         batch_size=recipe.batch_size,

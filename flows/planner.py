@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
-
-from pydantic import BaseModel
 
 from tasks.report.comparison import cell_row
 from tasks.run.stage import Artifact, StageCall
@@ -57,16 +55,20 @@ class Planner(Generic[R]):
 
 
 def _deciding(call: StageCall) -> dict[str, object]:
-    """Return the arguments of a stage without fields of options that its key leaves out.
+    """Return the arguments of a stage without what its key leaves out of them and their fields.
 
-    What else a key leaves out (whole arguments, fields of fields) counts here.
+    Names decide: what two of them stand for, the same tokenizer for one, is not read for a plan.
     """
-    free = [path.partition(".") for path in call.stage.free]
+    free = call.stage.free
+
+    def counted(name: str, value: object) -> object:
+        if not any(path.startswith(f"{name}.") for path in free):
+            return value
+        named = value if isinstance(value, Mapping) else vars(value)
+        return {field: named[field] for field in named if f"{name}.{field}" not in free}
+
     return {
-        name: value.model_dump(exclude={field for of, _, field in free if of == name})
-        if isinstance(value, BaseModel)
-        else value
-        for name, value in call.arguments.items()
+        name: counted(name, call.arguments[name]) for name in call.arguments if name not in free
     }
 
 

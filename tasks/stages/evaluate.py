@@ -100,7 +100,7 @@ def task_score_stage(
     """Measure accuracy on a task; ``merge="none"`` is the base model.
 
     The base model's score does not depend on the module, so its key holds the backbone alone
-    (``NamedCheckpoint.base``) and every checkpoint of that backbone finds the same result.
+    (``NamedBase``) and every checkpoint of that backbone finds the same result.
     """
     score = partial(
         evaluate_task,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -71,14 +71,13 @@ class NamedBackbone:
 
 @dataclass(frozen=True)
 class NamedCheckpoint:
-    """A checkpoint, or the backbone of one (``base``): every checkpoint of it is the same then.
+    """A checkpoint.
 
     Where a ``backbone`` lies that the checkpoint names otherwise does not count: it must have the
     checkpoint's fingerprint, which does.
     """
 
     place: Path | str
-    base: bool = False
     backbone: str | None = None
 
     @cached_property
@@ -86,9 +85,18 @@ class NamedCheckpoint:
         return resolve_checkpoint(self.place).resolve()
 
     def identity(self) -> Digest:
-        if self.base:
-            return Digest(read_config(self.directory).backbone_fingerprint)
         return Digest(directory_digest(self.directory))
+
+
+@dataclass(frozen=True)
+class NamedBase(NamedCheckpoint):
+    """The backbone of a checkpoint: the same one for every checkpoint of it, in plans, too."""
+
+    place: Path | str = field(compare=False)
+    revision: str | None = None
+
+    def identity(self) -> Digest:
+        return Digest(read_config(self.directory).backbone_fingerprint)
 
 
 @dataclass(frozen=True)

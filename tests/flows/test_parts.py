@@ -16,7 +16,10 @@ from tasks.cluster.lease import ClusterLease
 from tasks.run.pipeline import PipelineRun, site_of
 from tasks.run.stage import Artifact, StageCall
 from umim_core.adaptation.settings import WT
+from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import Recipe
+
+ADAPT = {"sft": {"max_steps": 1}, "dpo": {"max_steps": 1}}
 
 
 class Recorder(Planner):
@@ -53,13 +56,14 @@ def test_it_is_measured_on_its_own_amounts_and_leads() -> None:
     ]
     assert asked.headline is not None
     given = {
-        (made.stage.name, label.partition("(shipped)")[2]): made.arguments.get("config", made)
+        (made.stage.name, label.rpartition(" ")[2]): made.arguments.get("config", made)
         for made, label in run.given
-        if label.startswith("umim-docs-gpt2 (shipped)")
+        if label.startswith(("umim-docs-gpt2 (shipped)", "umim-docs-gpt2 base"))
     }
     evaluate, benchmark = asked.headline.evaluate, asked.headline.benchmark
-    assert given.pop(("evaluate", " WT")) == evaluate and given.pop(("benchmark", "")) == benchmark
-    assert {*given} == {("task-score", " WT"), ("task-score", " base")}
+    assert given.pop(("evaluate", "WT")) == evaluate
+    assert given.pop(("benchmark", "(shipped)")) == benchmark
+    assert {*given} == {("task-score", "WT"), ("task-score", "base")}
     assert {made.arguments["limit"] for made in given.values()} == {evaluate.task_questions}
 
 
@@ -90,8 +94,18 @@ class Backwards(Recorder):
 @pytest.fixture
 def recipe() -> Recipe:
     cells = [{"backbone": "umim-docs-llama", "tau": tau, "adapt": tau == 5} for tau in (5, 50)]
-    adapt = {"sft": {"max_steps": 1}, "dpo": {"max_steps": 1}}
-    return least_recipe(cells=cells, task={}, adapt=adapt)
+    return least_recipe(cells=cells, task={}, adapt=ADAPT)
+
+
+def test_a_plan_counts_once_what_is_built_once(recipe: Recipe) -> None:
+    shared = recipe.model_copy(update={"shipped": ("umim-docs-llama",)})
+    scored = [step["of"] for step in parts.plan(shared) if step["stage"] == "task-score"]
+    assert scored.count("umim-docs-llama base") == 1  # of two cells and a shipped checkpoint
+    assert "umim-docs-llama (shipped) WT" in scored
+    curves = {"name": "c", "kind": "adaptation", "questions": {"kind": "docstrings"}, **ADAPT}
+    curves |= {"checkpoints": ["umim-docs-llama", "umim-docs-llama-adapted"], "taus": [5]}
+    two_forms = AdaptationRecipe.model_validate(curves | {"controls": ["lora"]})
+    assert [step["stage"] for step in parts.plan(two_forms)].count("control") == 1
 
 
 def test_checkpoints_are_registered_in_the_order_of_cells(recipe: Recipe) -> None:

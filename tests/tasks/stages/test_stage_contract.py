@@ -43,6 +43,7 @@ from tasks.run.stage import (
 )
 from tasks.stages.named import (
     NamedBackbone,
+    NamedBase,
     NamedCheckpoint,
     NamedRules,
     NamedTask,
@@ -309,7 +310,7 @@ def identities(place: Path) -> dict[str, object]:
         "tokenizer": NamedTokenizer(str(place)),
         "backbone": NamedBackbone(str(place)),
         "checkpoint": NamedCheckpoint(place / "checkpoint"),
-        "base": NamedCheckpoint(place / "checkpoint", base=True),
+        "base": NamedBase(place / "checkpoint"),
         "rules": NamedRules(str(place / "rules")),
         "files": ReadFiles({"train": source_of((str(place / "text.txt"),))}),
     }
