@@ -12,7 +12,7 @@ import pytest
 
 from support.command_line import Umim, document
 from support.tiny_models import word_tokenizer
-from umim_core.traffic.requests import Left, Piece, read_requests
+from umim_core.traffic.requests import ROW_AS_RESULT, Left, Piece, read_requests
 
 SECRET = "w30 w31 sk-secret"
 FUNCTION = {"name": "w1", "arguments": "{}"}
@@ -64,6 +64,12 @@ def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
         {name: json.dumps(body[name]) for name in ("messages", "tools")} | {"response": answer},
         {"conversations": [{"from": "system", "value": "w1"}, *body["messages"][1:]]}
         | {"tools": [json.dumps(body["tools"][0])], "response": answer},
+        {"messages": body["messages"], "model_parameters": {"tools": body["tools"]}, **answer},
+        {"messages": "{}", "proxy_server_request": json.dumps(body), "response": answer},
+        {"input": body, "output": message("assistant", "w6")},
+        {"input": json.dumps(body["messages"]), "metadata": {"tools": body["tools"]}}
+        | {"output": json.dumps(message("assistant", "w6"))},
+        {**body, "response": {"message": said}},
     ]
     (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, rows)))
     printed = json.dumps(rows[0], indent=2)
@@ -105,7 +111,8 @@ LONE = {
     "in a string": ({"request": '{"model": "m", "prompt": "w1"}'}, "text", "w1"),
     "chat": ({"model": "m", "input": "w1", "output": [message("assistant", "w2")]}, "user", "w1"),
     "turns": (
-        {"conversations": [{"from": "human", "value": "w1"}, {"from": "gpt", "value": "w2"}]},
+        {"conversations": [{"from": "human", "value": "w1"}, {"from": "gpt", "value": "w2"}]}
+        | {"system": "", "tools": ""},
         *("user", "w1"),
     ),
     "embedding": (
@@ -122,7 +129,7 @@ def test_a_row_without_messages_is_one_text(name: str, tmp_path: Path) -> None:
     left = Left()
     (request,) = read_requests((str(tmp_path),), None, left)
     assert [(piece.role, piece.text) for piece in request.prompt] == [(role, text)]
-    assert not left.reasons
+    assert left.reasons == ({ROW_AS_RESULT: 1} if role == "tool" else {})
 
 
 UNUSABLE: dict[str, tuple[Any, str]] = {
@@ -131,6 +138,11 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "tool": ({"messages": [], "tools": [SECRET]}, "tool that is no JSON object"),
     "call": ({"messages": [message("user", "", tool_calls=[5])]}, "call without a function's name"),
     "response": ({"messages": [], "response": SECRET}, "response without a message"),
+    "its text": ({"messages": [], "output": SECRET}, "response without a message"),
+    "alone": (
+        {"response": {"body": {"choices": [{"message": message("assistant", SECRET)}]}}},
+        "response without its request",
+    ),
     "role": ({"messages": [message(SECRET, SECRET)]}, "message of an unknown role"),
     "message": ({"messages": [SECRET]}, "message of an unknown role"),
     "image": ({"messages": [message("user", [{"image_url": SECRET}])]}, "request without text"),
@@ -203,7 +215,7 @@ def test_what_calls_spell_and_answers_repeat_is_no_saving_as_it_never_merges(
     options = ("--tokenizer", tmp_path / "words", "--json")
     result = document(umim("report", tmp_path / "a.jsonl", *options))
     told = umim("report", tmp_path / "a.jsonl", *options[:-1]).out.splitlines()[1]
-    assert (told == "20 x row without messages, read whole as a tool's result") is (role == "tool")
+    assert told.startswith(f"20 x {ROW_AS_RESULT} (first: ") is (role == "tool")
     assert result["tokens"] == {role: {"json": 20 * tokens}}
     assert {s["roles"][role] for s in result["savings"] if s["longest"] == 16} == {saved}
 

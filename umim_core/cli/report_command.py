@@ -57,9 +57,6 @@ def report(
     require(bool(requests), CorpusError, rule, found, remedy)
     measured = traffic_report(requests, load_tokenizer(tokenizer), shape, gpu_gib)
     lines = _lines(measured, left)
-    rows = sum(one.messages is None and one.prompt[0].role == "tool" for one in requests)
-    if rows:  # a log in a form that is not known would be one, too
-        lines.insert(1, f"{rows:,} x row without messages, read whole as a tool's result")
     if html is not None:
         body = f"<pre style='white-space:pre-wrap'>{escape(chr(10).join(lines))}</pre>"
         shared.write_page(html, "umim report", body)

@@ -57,8 +57,11 @@ _SPEAKERS: Final = {  # of ShareGPT's turns, besides names of roles
     **{"observation": "tool", "function_response": "tool"},
 }
 TOOLS_AS_TEXT: Final = "tools written into the system prompt: the model's template knows none"
+ROW_AS_RESULT: Final = "row without messages, read whole as a tool's result"
 _OF_ITEMS: Final = {"role", "call_id"}  # fields that tell items of a request from other data
 _ANSWERS: Final = ("choices", "output")  # fields of a response, in chats and in the newer form
+_RESPONSES: Final = ("response", "response_body", "output", "outputs", "completion")
+_MESSAGES: Final = (*_RESPONSES, "message")  # fields of a row or a response with one message
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Left:
     def lines(self, before: str = "") -> list[str]:
         """Return what is told of it, without any of the text."""
         return [
-            f"{'' if reason == TOOLS_AS_TEXT else before}{count:,} x {reason} "
+            f"{'' if reason in (TOOLS_AS_TEXT, ROW_AS_RESULT) else before}{count:,} x {reason} "
             f"(first: {self.first[reason]})"
             for reason, count in self.reasons.items()
         ]
@@ -168,18 +171,25 @@ def _request(row: object, place: str, left: Left) -> Request | None:
         return None
     objects = _objects(row)
     bodies = [x for name, x in objects if x is row or name in _WRAPPED or _is_request(x)]
+    bodies.sort(key=lambda body: _parsed(body.get("messages")) in ({}, [], ""))
     response = _response(objects)
     chats = (_chat(body, any(response), note) for body in bodies)
     body = next(filter(None, chats), None)
     if body is None:
         text, role = _lone_text(bodies)
+        answered = bool(_answers(response, note))
         if role == "text":
-            _answers(row, response, note)
+            _note_unread(row, response, answered, note)
+        elif answered:
+            note("response without its request")
+            return None
+        elif role == "tool":
+            note(ROW_AS_RESULT)
         pieces = _pieces(role, text, note)
         return Request(place, place, tuple(pieces)) if pieces else None
     prompt: list[Piece] = []
     tools: list[Message] = []
-    for one in (x for name in ("tools", "functions") for x in _listed(body, name, note)):
+    for one in _schemas(body, objects, note):
         if (tool := _object(one)) is None:
             note("tool that is no JSON object")
         elif pieces := _pieces("tools", dumped(tool), note):
@@ -190,9 +200,10 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     systems = (one["content"] for one, _ in chat if MESSAGE_ROLES[one["role"]] == "system")
     known = next(systems, None)
     chat = [one for one in _messages(begin, note) if one[0]["content"] != known] + chat
-    answers = _messages(_answers(row, response, note), note)
+    answers = _messages(_answers(response, note), note)
     if not answers and chat and chat[-1][0]["role"] == "assistant":
         answers.append(chat.pop())
+    _note_unread(row, response, bool(answers), note)
     for _ in answers[1:]:
         note("reply beside the first one")
     prompt += [piece for _, pieces in chat for piece in pieces]
@@ -231,9 +242,11 @@ def _chat(body: Message, answered: bool, note: Note) -> Message | None:
     turns = _parsed(body.get("conversations"))  # a tool's result may have such a field, too
     if isinstance(turns, list) and turns:
         return {**body, "messages": [_turn(x) if isinstance(x, dict) else x for x in turns]}
-    items = body.get("input")
-    if isinstance(items, str) and "model" in body and (answered or body.get("instructions")):
-        items = [{"role": "user", "content": items}]
+    said = body.get("input")
+    items = _parsed(said)
+    asked = isinstance(said, str) and "model" in body and (answered or body.get("instructions"))
+    if asked and not isinstance(items, list):
+        items = [{"role": "user", "content": said}]
     listed = items if isinstance(items, list) else []
     if not any(isinstance(item, dict) and item.keys() & _OF_ITEMS for item in listed):
         return None
@@ -284,34 +297,50 @@ def _listed(body: Mapping[str, Any], name: str, note: Note) -> list[Any]:
 
     What else it holds is left out.
     """
-    value = _parsed(body.get(name))
-    if isinstance(value, list) or value is None:
-        return value or []
+    value = _parsed(body.get(name)) or []
+    if isinstance(value, list):
+        return value
     if isinstance(value, dict):
         return [value]
     note(f"row whose {name} are no list")
     return []
 
 
+def _schemas(body: Message, objects: list[tuple[str, Message]], note: Note) -> list[Any]:
+    """Return the schemas of a request; some logs keep them beside it, among parameters."""
+    names = ("tools", "functions")
+    own = [x for name in names for x in _listed(body, name, note)]
+    beside = (_parsed(other.get(name)) for _, other in objects for name in names)
+    lists = (x for x in beside if isinstance(x, list) and any(isinstance(one, dict) for one in x))
+    return own or next(lists, [])
+
+
 def _response(objects: list[tuple[str, Message]]) -> list[list[Any]]:
-    """Return the choices and the items of the first response: lists of objects."""
+    """Return the choices and the items of the first response: lists of objects.
+
+    Some logs keep the message of an answer alone.
+    """
     for _, body in objects:
         lists = (x if isinstance(x, list) else [] for x in map(body.get, _ANSWERS))
         found = [x if any(isinstance(one, dict) for one in x) else [] for x in lists]
         if any(found):
             return found
-    return [[], []]
+    alone = (x for name, x in objects if name in _MESSAGES and x.get("role") == "assistant")
+    return [[], [x for x in alone if "content" in x or "tool_calls" in x][:1]]
 
 
-def _answers(row: Message, response: list[list[Any]], note: Note) -> list[Message]:
+def _note_unread(row: Message, response: list[list[Any]], answered: bool, note: Note) -> None:
+    """Tell of a row that holds a response in a form in which its reply is not found."""
+    if not answered and (any(response) or any(row.get(name) is not None for name in _RESPONSES)):
+        note("response without a message")
+
+
+def _answers(response: list[list[Any]], note: Note) -> list[Message]:
     """Return the messages that answer a request, where the log holds them as the interface does."""
     choices, items = response
     messages = [choice.get("message") for choice in choices if isinstance(choice, dict)]
     answers = [{**x, "role": "assistant"} for x in messages if isinstance(x, dict)]
-    answers += [x for x in _of_items(items, note) if x.get("role") == "assistant"]
-    if not answers and (choices or items or row.get("response") is not None):
-        note("response without a message")
-    return answers
+    return answers + [x for x in _of_items(items, note) if x.get("role") == "assistant"]
 
 
 def _messages(messages: Sequence[object], note: Note) -> list[tuple[Message, list[Piece]]]:
