@@ -18,9 +18,11 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import Text, reduce_tokens
 from umim_core.baselines.truncation import Truncation
 from umim_core.config.form import Merge
+from umim_core.errors import ConfigError, require
 from umim_core.evaluation.standard_errors import mean_difference_error
 from umim_core.model.inputs import encode_prompts
 from umim_core.store.artifacts import json_digest, read_json, write_json
+from umim_core.text.roles import Role
 from umim_core.text.template_process import Chat
 
 RAW_TAIL: Final = 16
@@ -39,14 +41,20 @@ ASKED: Final[dict[str, object]] = {"most": 1000, "batch_size": 8, "answers": Pat
 def load(
     options: argparse.Namespace,
     report: Report,
+    role: Role | None,
     target_tr: float | None = None,
     backbone: Backbone | None = None,
 ) -> UMIM:
-    """Load the checkpoint of ``CHECKPOINT_OPTIONS``, and report what it is."""
+    """Load the checkpoint of ``CHECKPOINT_OPTIONS``, which merges a role; report what it is."""
     where: dict[str, Any] = {"budget": options.budget, "target_tr": target_tr}
     of_model = ("backbone", "dtype", "device") if backbone is None else ()
     where |= {"backbone": backbone} | {name: getattr(options, name) for name in of_model}
     umim = UMIM.from_pretrained(options.checkpoint, **where)
+    roles = umim.checkpoint.config.roles
+    rule = f"the checkpoint must recommend the role {role!r}, or nothing that is asked merges"
+    remedy = f'Save another: Checkpoint.load(DIR).recommending("prompt", 0, ["{role}"]).save(OUT).'
+    found = ", ".join(roles) or "no role"
+    require(role is None or role in roles, ConfigError, rule, found, remedy)
     report["facts"]["device"] = device_name(umim.backbone.device)
     report |= {
         "checkpoint": options.name or Path(options.checkpoint).name,

@@ -112,7 +112,7 @@ def _documents(pages: dict[str, Any], draw: random.Random) -> Iterator[Asked]:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    umim = load(options, report)
+    umim = load(options, report, "user")
     report |= {"form": umim.checkpoint.config.form(), "half": options.half, "new_tokens": NEW}
     report["lists"] = {}
     for which in LISTS:

@@ -4,13 +4,13 @@
 
 The folder holds the published files (``BFCL_v4_NAME.json`` or ``NAME.jsonl``, packed or not) and
 ``possible_answer``. Asked are questions whose functions all are functions of the set ``multiple``;
-the checkpoint must not have been trained on any of these. ``--after N`` leaves out the first N of
-each set, by whose lost calls something was chosen. Sides: the base model; schemas merged by
-the checkpoint's spans, and by those of at most four tokens; and the base model with schemas that
-have no descriptions of parameters, that are written without white space, or that are cut behind as
-many tokens as merging leaves. All sides but the first two are asked ``--few`` of the questions,
-evenly spread; 0 leaves them out. ``--answers`` names a folder in which every side's answers stay,
-so that a killed run goes on.
+the checkpoint must recommend to merge ``tools`` and must not have been trained on any of these.
+``--after N`` leaves out the first N of each set, by whose lost calls something was chosen. Sides:
+the base model; schemas merged by the checkpoint's spans, and by those of at most four tokens; and
+the base model with schemas that have no descriptions of parameters, that are written without white
+space, or that are cut behind as many tokens as merging leaves. All sides but the first two are
+asked ``--few`` of the questions, evenly spread; 0 leaves them out. ``--answers`` names a folder in
+which every side's answers stay, so that a killed run goes on.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def cut(umim: Model, share: float) -> Edit:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    umim = load(options, report)
+    umim = load(options, report, "tools")
     questions = list(read_questions(options.bfcl, options.most, options.after))
     require(bool(questions), CorpusError, "--after and --most must leave questions", "none")
     report |= {"questions": len(questions), "sets": SETS, "new_tokens": NEW}

@@ -27,6 +27,7 @@ from umim_core import UMIM
 from umim_core.errors import CorpusError, require
 from umim_core.evaluation.text_metrics import code_tests
 from umim_core.text.documents import read_objects
+from umim_core.text.roles import Role
 from umim_core.text.template_process import Chat
 
 _ENDS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of a function of HumanEval
@@ -75,9 +76,11 @@ def run(options: argparse.Namespace, report: Report) -> None:
     # cuDNN plans attention anew for every length, and decoding has a new one at every token.
     torch.backends.cuda.enable_cudnn_sdp(False)
     targets: list[float | None] = options.target_tr or [None]
+    role: Role | None = "user" if options.gsm8k else None  # problems of HumanEval are no chats
     models = list[UMIM]()
     for target in targets:
-        models.append(load(options, report, target, models[0].backbone if models else None))
+        backbone = models[0].backbone if models else None
+        models.append(load(options, report, role, target, backbone))
     report["sets"] = {}
     for name, (new_tokens, prompt, solves, fields) in SETS.items():
         path: Path | None = getattr(options, name)

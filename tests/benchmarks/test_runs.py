@@ -17,7 +17,9 @@ from benchmarks.runner import Benchmark, Report
 from benchmarks.subjects import SEGMENT
 from docs.make.results import benchmark_page
 from support.processes import run_command
+from umim_core import UMIM
 from umim_core.embedded.docstring_corpus import held_out_text
+from umim_core.text.roles import Role
 
 SMALL = "umim-docs-llama"
 HUMANEVAL = {
@@ -97,6 +99,24 @@ def test_a_tiny_run_in_a_process(name: str, rng: np.random.Generator, tmp_path: 
     report = check(tmp_path, name, done.returncode, done.stdout)
     if name == "mining":
         assert report["memory"]["peak_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "roles", "role"),
+    [("calls", ["user"], "tools"), ("answers", ["tools"], "user"), ("problems", [], "user")],
+)
+def test_a_checkpoint_that_merges_nothing_of_what_is_asked_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, roles: list[Role], role: str
+) -> None:
+    UMIM.from_pretrained(SMALL).checkpoint.recommending("prompt", 0, roles).save(tmp_path / "made")
+    files = {"calls": ["--bfcl", tmp_path], "problems": ["--gsm8k", tmp_path]}.get(name, [])
+    options = ["--checkpoint", tmp_path / "made", "--out", tmp_path / "results.json", *files]
+    benchmark: Benchmark = importlib.import_module(f"benchmarks.{name}").BENCHMARK
+    with pytest.raises(SystemExit):
+        benchmark.main([*map(str, options), "--commit", "abc"])
+    found = ", ".join(roles) or "no role"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"role '{role}', or nothing that is asked merges; got {found}. Save another" in line
 
 
 def test_every_benchmark_is_run_here_or_has_tests_of_its_own() -> None:
