@@ -94,8 +94,8 @@ class RuleOrigin(BaseModel):
     @classmethod
     def of_record(cls, record: Mapping[str, object]) -> Self:
         """Read what :meth:`record` returned, whatever else a manifest holds."""
-        unasked = {"tau": 1, "min_documents": 1, "min_probability": 0.5}  # where they are null
-        options = {name: record.get(name) for name in _OPTIONS}
+        unasked = EXPLICIT.model_dump(include={"tau", "min_documents", "min_probability"})
+        options = {name: record.get(name) for name in _OPTIONS}  # null: nobody asked for it
         options |= {name: value for name, value in unasked.items() if options[name] is None}
         if isinstance(options["protect"], list):
             options["protect"] = tuple(options["protect"])
