@@ -122,7 +122,6 @@ class MergedModel:
             has no prompt, hence no raw tail.
         decode_max_damage: Most price of the rules that generated tokens merge by; None for all
             rules. Prompts, contexts and scored texts merge by all.
-        own_trunk: The layers below and from the merge depth on; made of the others if left out.
     """
 
     backbone: Backbone
@@ -130,16 +129,16 @@ class MergedModel:
     matcher: Segmenter | None
     raw_tail: int = 0
     decode_max_damage: float | None = None
-    own_trunk: MergedTrunk | None = field(default=None, repr=False)
+    _trunk: MergedTrunk | None = field(default=None, repr=False)  # of the model this is a copy of
 
     def __post_init__(self) -> None:
         adapters = None if self.module is None else self.module.adapters
         made_of = (self.backbone, self.merge_depth, adapters)
         # a copy with other rules has the same trunk
-        if self.own_trunk is None or any(
-            a is not b for a, b in zip(self.own_trunk.made_of, made_of, strict=True)
+        if self._trunk is None or any(
+            a is not b for a, b in zip(self._trunk.made_of, made_of, strict=True)
         ):
-            object.__setattr__(self, "own_trunk", MergedTrunk.of(*made_of))
+            object.__setattr__(self, "_trunk", MergedTrunk.of(*made_of))
         ruled = isinstance(self.matcher, Matcher) and len(self.matcher.rules)
         rule, remedy = "rules need a merge module", "Pass one, or no rules."
         require(not ruled or self.module is not None, ConfigError, rule, None, remedy)
@@ -178,8 +177,9 @@ class MergedModel:
 
     @property
     def trunk(self) -> MergedTrunk:
-        assert self.own_trunk is not None  # noqa: S101  made where it was left out
-        return self.own_trunk
+        """The layers below the merge depth, and those from it on."""
+        assert self._trunk is not None  # noqa: S101  made where it was left out
+        return self._trunk
 
     @classmethod
     def without_merging(cls, backbone: Backbone) -> MergedModel:
