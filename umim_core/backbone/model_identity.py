@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from umim_core.errors import BackboneError, require
 from umim_core.store.artifacts import canonical_json, sha256_bytes
-from umim_core.store.publication import remembered
+from umim_core.store.user_cache import remembered
 
 # Fields of a configuration that say how a model is stored or run, not what it computes.
 _NOT_ARCHITECTURE: Final = {

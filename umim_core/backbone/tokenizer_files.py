@@ -47,7 +47,7 @@ from umim_core.model_sources.model_cache import (
 from umim_core.model_sources.packaged_model import PACKAGED
 from umim_core.store.artifacts import json_digest, sha256_bytes, sha256_file
 from umim_core.store.disk import refusals_named, unwritable
-from umim_core.store.publication import SHA256, remembered
+from umim_core.store.user_cache import SHA256, remembered
 from umim_core.text.token_ids import is_panic
 
 _SETTINGS: Final = "tokenizer_config.json"

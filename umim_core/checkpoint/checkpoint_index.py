@@ -17,8 +17,9 @@ from typing import Final
 from umim_core.addresses import has_credentials
 from umim_core.errors import ArtifactError, ConfigError, require
 from umim_core.store.artifacts import read_json, sha256_bytes
-from umim_core.store.disk import check_writable, user_cache, write_bytes
+from umim_core.store.disk import check_writable, write_bytes
 from umim_core.store.publication import check_absent
+from umim_core.store.user_cache import user_cache
 
 logger = logging.getLogger("umim.checkpoint")
 _INDEX: Final = "checkpoints"

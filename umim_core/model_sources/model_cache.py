@@ -37,8 +37,8 @@ from umim_core.model_sources.gguf_file import read_gguf, unreadable
 from umim_core.model_sources.packaged_model import PACKAGED, PackagedModel
 from umim_core.store.artifacts import read_manifest, sha256_file
 from umim_core.store.child_processes import die_with_parent
-from umim_core.store.disk import user_cache
-from umim_core.store.publication import SHA256, build_once, remembered
+from umim_core.store.publication import build_once
+from umim_core.store.user_cache import SHA256, remembered, user_cache
 
 GGUF: Final = ".gguf"
 MODELS_VARIABLE: Final = "UMIM_MODELS"

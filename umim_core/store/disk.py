@@ -27,11 +27,6 @@ REMEDY: Final = "Free space or choose another directory."
 _MOST_LINKS: Final = 40
 
 
-def user_cache() -> Path:
-    """Return the user's folder for what can be made again: ``$XDG_CACHE_HOME/umim``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "umim"
-
-
 def write_bytes(path: Path, *parts: bytes | memoryview, durable: bool = True) -> None:
     """Write a file whole or not at all, through links, and flush it to disk if ``durable``.
 

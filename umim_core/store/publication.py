@@ -9,13 +9,10 @@
         umim.json        our mark: what is built, and the key of what decides it
         whole/           what gets the name; its folder ``state`` stays behind
         state/           the resume state, between the manifest and the name
-
-A value that takes long is ``remembered`` in the user's cache, likewise.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -23,38 +20,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
-
-from pydantic import Field, TypeAdapter, ValidationError
+from typing import Any, Final, Literal, NamedTuple
 
 from umim_core.errors import ArtifactError, require
-from umim_core.store.artifacts import (
-    MANIFEST,
-    read_json,
-    read_manifest,
-    sha256_bytes,
-    write_json,
-    write_manifest,
-)
-from umim_core.store.disk import (
-    REMEDY,
-    flush,
-    flush_tree,
-    read_bytes,
-    refusals_named,
-    unwritable,
-    user_cache,
-    write_bytes,
-)
+from umim_core.store.artifacts import MANIFEST, read_json, read_manifest, write_json, write_manifest
+from umim_core.store.disk import REMEDY, flush, flush_tree, refusals_named, unwritable
 from umim_core.store.locking import directory_lock
 from umim_core.store.scratch import remove_marked, scratch_folder, sweep
 
 STATE: Final = "state"  # finished parts and resume state, in the directory that is being built
 MARK: Final = "umim.json"
-SHA256: Final = TypeAdapter(Annotated[str, Field(pattern="^[0-9a-f]{64}$")])
-T = TypeVar("T")
 _WHOLE: Final = "whole"
-_MOST_RECORDED: Final = 1 << 26  # bytes of a value
 _ANOTHER: Final = "Remove it, or choose another name."
 logger = logging.getLogger("umim.store")
 
@@ -252,19 +228,3 @@ def last_step(directory: Path) -> int | None:
     """Return the step after which the newest sealed state was written, or None; nothing is read."""
     steps = [step_of(path.parent) for path in directory.glob(f"step-*/{MANIFEST}")]
     return max(steps, default=None)
-
-
-def remembered(folder: str, key: object, kind: TypeAdapter[T], make: Callable[[], T]) -> T:
-    """Return what a folder of the user's cache records under a key, else make and record it.
-
-    The key is everything that the value depends on, as JSON. What is not of the kind is damaged,
-    and made again.
-    """
-    text = json.dumps(key, sort_keys=True, separators=(",", ":"))  # of paths that are no UTF-8, too
-    record = user_cache() / folder / f"{sha256_bytes(text.encode())}.json"
-    with suppress(OSError, ValidationError):
-        return kind.validate_json(read_bytes(record, _MOST_RECORDED))
-    value = make()
-    with suppress(ArtifactError):  # a folder that cannot be written costs time only
-        write_bytes(record, kind.dump_json(value))
-    return value

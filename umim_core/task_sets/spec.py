@@ -18,8 +18,8 @@ from umim_core.config.model_base import SPLITS, Split
 from umim_core.errors import ConfigError, CorpusError, require
 from umim_core.registry import Registry
 from umim_core.store.artifacts import json_digest
-from umim_core.store.disk import user_cache
 from umim_core.store.publication import build_once
+from umim_core.store.user_cache import user_cache
 from umim_core.text.documents import read_objects
 from umim_core.text.token_ids import check_encodable
 
