@@ -22,7 +22,7 @@ from tasks.cluster.stopping import stoppable
 from tasks.storage import store_commands
 from umim_core.checkpoint.checkpoint_index import artifact_root
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines, telling
-from umim_core.cli.documented import AtLeast1, MaybeArgument, command
+from umim_core.cli.documented import AtLeast1, Commands, MaybeArgument, command
 from umim_core.cli.serve_command import ServerOptions
 from umim_core.errors import UmimError
 from umim_core.progress import numbered
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="python -m flows",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(store_commands.app, name="store")
 Port = Annotated[int | None, typer.Option(min=1, max=65535)]
-Share = Annotated[float, typer.Option(min=0)]
+Share = Annotated[float, typer.Option(min=0, max=4096)]
 _SHOWN: Final = {f"umim.{name}" for name in ("stage", "pipeline", "tracking", "lock", "progress")}
 _QUIET: Final = {
     "PREFECT_LOGGING_LEVEL": "WARNING",

@@ -216,6 +216,8 @@ class translated(AbstractContextManager[None]):
 def field_rule(field: str, error: Mapping[str, Any]) -> str:
     """Return the rule that a field breaks, of an error that pydantic found."""
     kind, context = error["type"], error.get("ctx", {})
+    if kind.startswith(("greater", "less")) and str(error.get("input")).lower() == "nan":
+        kind = "float"  # NaN lies within no bounds: they are not what is wrong
     words = _FIELD_RULES.get(kind) or _FIELD_RULES.get(kind.partition("_")[0])
     said = error["msg"].removeprefix("Value error, ")
     said = said if words is None else f"must {words.format_map(context)}"

@@ -104,6 +104,7 @@ REFUSED = {
     "rules rules --scan": "a scan needs a tokenizer to read the rules",
     f"{PRUNE} --keep-all --decode-tr 0.1 --decode-max-damage 1": "need one bound",
     f"{PRUNE} --target-tr 0.1 --decode-tr 0.2": "by rules that stay; got --target-tr 0.1, --decode",
+    f"{PRUNE} --target-tr 0.1 --decode-tr nan": "reduction must lie above 0 and below 0.9375; got",
     f"{PRUNE} --target-tr 0.1 --keep-all": "not both; got --target-tr 0.1,",
     f"{PRUNE} --target-tr 0.1 --out .": "the output directory must not exist",
     "prune absent none.txt --keep-all --out old": "the output directory must not exist; got ",
@@ -203,12 +204,13 @@ def test_unusable_stdin_is_told_before_a_model_is_loaded(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("generate x --merge some", "'some' is not one of 'all', 'prompt', 'none'"),
-        ("generate x --raw-tail -3", "Invalid value for '--raw-tail'"),
+        ("generate x --merge some", "'--merge': 'some' is not one of 'all', 'prompt', 'none'"),
+        ("generate x --raw-tail -3", "'--raw-tail': it must be at least 0; got -3"),
+        ("generate x --budget nan", "'--budget': it must be a number; got nan"),
         ("ppl", "Missing argument"),
         ("mine ids.npy", "Missing option '--out'"),
         *(
-            (f"{name} model a.txt --seed {10**20}", "Invalid value for '--seed'")
+            (f"{name} model a.txt --seed {10**20}", "'--seed': it must be at most 2147483647")
             for name in ("train", "tune")
         ),
         ("report x --tokenizer y --html .", "Invalid value for '--html': file '.' is a directory"),

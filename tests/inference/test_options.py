@@ -85,7 +85,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"merge": "some"}, "merge must be one of"),
     ({"raw_tail": -1}, "raw_tail must be an integer of at least 0; got -1"),
     ({"raw_tail": 3, "merge": "none"}, "raw_tail needs a prompt that is merged"),
-    ({"decode_max_damage": math.nan}, "decode_max_damage must be .*; got nan"),
+    ({"decode_max_damage": math.nan}, "decode_max_damage must be a number; got nan"),
     ({"decode_max_damage": 0.2, "merge": "prompt"}, "needs merging .* got merge 'prompt'. Merge"),
     ({"decode_max_damage": 0.2}, r"rules without prices\. Measure them: umim prune"),
     ({"span_eviction": -1, "merge": "none"}, "span_eviction must be .* 0; got -1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,7 @@ def test_a_long_prompt_holds_nobody(umim: UMIM) -> None:
         ("min_new_tokens", -1, "min_new_tokens is out of range: .* got -1"),
         ("suppress_tokens", ["a"], "suppress_tokens is out of range: .* got .'a'"),
         ("max_time", "soon", "max_time must be a number of seconds; got soon"),
+        ("max_time", math.nan, "max_time must be a number of seconds; got nan"),
     ],
 )
 def test_settings_of_a_model_that_no_request_could_do_are_told_at_the_start(

@@ -16,7 +16,7 @@ from umim_core.cli import shared_options as shared
 from umim_core.cli.bench_command import bench
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, telling
 from umim_core.cli.demo_command import demo
-from umim_core.cli.documented import AtLeast0, Checkpoint, MaybeArgument, Page, command
+from umim_core.cli.documented import AtLeast0, Checkpoint, Commands, MaybeArgument, Page, command
 from umim_core.cli.export_command import export
 from umim_core.cli.generate_command import generate
 from umim_core.cli.make_commands import import_release, init
@@ -31,7 +31,11 @@ from umim_core.cli.train_command import train
 from umim_core.cli.tune_command import tune
 
 app = typer.Typer(
-    name="umim", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    name="umim",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 

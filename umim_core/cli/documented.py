@@ -25,11 +25,19 @@ from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
 
 import typer
+from pydantic import ValidationError
+from typer.core import TyperGroup
 from typer.models import ParameterInfo
 
 from umim_core.config.generation import PlainOptions
 from umim_core.config.model_base import SEEDS
-from umim_core.errors import ConfigError, GenerationError, ResourceLimitError
+from umim_core.errors import (
+    ConfigError,
+    GenerationError,
+    ResourceLimitError,
+    UmimError,
+    field_rule,
+)
 
 AtLeast0 = Annotated[int, typer.Option(min=0)]
 AtLeast1 = Annotated[int, typer.Option(min=1)]
@@ -58,6 +66,21 @@ _COMMON: Final = """
 """
 _ENTRY: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 _DEFAULT: Final = re.compile(r" \(([^()]*)\)\.?$")
+
+
+class Commands(TyperGroup):
+    """Commands that say in our words what is wrong with an option; typer says it in pydantic's."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if isinstance(error.__cause__, ValidationError):
+                found = error.__cause__.errors(include_url=False)[0]
+                rule = field_rule("", found)
+                told = found["type"] == "value_error"  # a choice, say: with the value
+                error.message = rule if told else str(UmimError(rule, found["input"]))
+            raise
 
 
 def _entries(docstring: str | None) -> dict[str, str]:

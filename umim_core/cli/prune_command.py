@@ -196,12 +196,12 @@ def _check_goals(
     rule = "--decode-max-damage must be finite"
     remedy = "Leave it out to merge by all rules."
     check(bound is None or math.isfinite(bound), rule, remedy)
-    rule = "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay"
-    fits = decode_tr is None or target_tr is None or decode_tr <= target_tr
-    check(fits, rule, "Lower --decode-tr, or raise --target-tr.")
     for goal_tr in (target_tr, decode_tr):
         if goal_tr is not None:
             check_target(goal_tr)
+    rule = "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay"
+    fits = decode_tr is None or target_tr is None or decode_tr <= target_tr
+    check(fits, rule, "Lower --decode-tr, or raise --target-tr.")
 
 
 def _check_place(place: Path, damage: Path | None) -> None:

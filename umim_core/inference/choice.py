@@ -263,7 +263,8 @@ class Stopper:
         self._criteria = StoppingCriteriaList(criteria or [])
         if config.max_time is not None:
             rule, seconds = "max_time must be a number of seconds", config.max_time
-            require(isinstance(seconds, int | float), GenerationError, rule, seconds, "Correct it.")
+            fits = isinstance(seconds, int | float) and not math.isnan(seconds)
+            require(fits, GenerationError, rule, seconds, "Correct it.")
             self._criteria.append(MaxTimeCriteria(config.max_time))
         self._history = History()
 
