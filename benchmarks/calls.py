@@ -124,11 +124,7 @@ def read_questions(folder: Path, most: int, after: int = 0) -> Iterator[Question
 
 def file_of(folder: Path, name: str) -> Path:
     """Return the file of a set of questions, packed or not."""
-    found = [
-        path
-        for path in sorted(folder.glob("*"))
-        if path.name.removeprefix("BFCL_v4_").split(".")[0] == name
-    ]
+    found = [*folder.glob(f"BFCL_v4_{name}.*"), *folder.glob(f"{name}.*")]
     require(bool(found), CorpusError, f"{folder} must hold the questions of {name}", "none")
     return found[0]
 

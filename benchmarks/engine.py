@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.runner import Benchmark, Gates, Report, alternate, ratio, save, spread, timed
+from benchmarks.runner import Benchmark, Gates, Report, alternate, ratio, save, spread
 from benchmarks.subjects import BACKBONES, Ids, Subject, subject
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device
@@ -36,7 +36,6 @@ from umim_core.config.model_base import validated
 from umim_core.inference.batch import read_prompts
 from umim_core.inference.engine import Engine
 from umim_core.inference.options import GenerateOptions
-from umim_core.inference.outputs import Forward
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.throughput.break_even import ThroughputRow
@@ -97,8 +96,7 @@ def merging_share(subject: Subject, row: ThroughputRow, rounds: int) -> Report:
             return model.states_of(ids, states, packed.ends, packed.lengths)
         return model.embed(packed)
 
-    run()
-    seconds = [timed(run)[0] for _ in range(rounds)]
+    seconds = alternate({"": run}, rounds)[""]
     return {
         "prompt_tokens": row.prompt_tokens,
         "batch_size": row.batch_size,
@@ -113,14 +111,11 @@ def logits_error(subject: Subject, prompts: Ids, new_tokens: int) -> float:
     It is infinite where the ids differ. Prompts are raw ids [B, L].
     """
     seen: list[Tensor] = []
-
-    def keep(forward: Forward) -> None:
-        seen.append(forward.logits.clone())
-
     empty = Matcher(RuleSet.from_spans([]))
-    ours = Engine(subject.merged_model.merging_by(empty)).generate(
-        list(prompts), GenerateOptions(max_new_tokens=new_tokens, observer=keep)
+    options = GenerateOptions(
+        max_new_tokens=new_tokens, observer=lambda forward: seen.append(forward.logits.clone())
     )
+    ours = Engine(subject.merged_model.merging_by(empty)).generate(list(prompts), options)
     ids, logits = transformers_generate(subject.backbone, prompts, new_tokens, "dynamic")
     if [list(row.ids) for row in ours.rows] != ids:
         return float("inf")

@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.runner import Benchmark, Gates, Report, alternate, rate, ratio, spread, timed
-from benchmarks.subjects import EMBEDDED, SEGMENT, ids_file, open_ids, whole_segments
+from benchmarks.runner import Benchmark, Gates, Report, alternate, rate, ratio, spread
+from benchmarks.subjects import EMBEDDED, SEGMENT, docstring_ids, open_ids, whole_segments
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.rule_options import AS_FOUND, RuleOptions
 from umim_core.mining.counting import count_ngrams
@@ -143,7 +143,7 @@ def gates(report: Report) -> Gates:
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    ids = open_ids(ids_file(options.ids))
+    ids = open_ids(options.ids or docstring_ids())
     tokenizer = load_tokenizer(options.tokenizer)
     counts = count_ngrams(*whole_segments(ids[: -options.held_out]), 5)
     searches = {"tau 5": RuleOptions(tau=5), "tau 50": RuleOptions(tau=50)}
@@ -166,9 +166,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
         def load() -> object:
             return Matcher(RuleSet.load(place)).segment(rest[:SEGMENT])
 
-        load()
-        seconds = [timed(load)[0] for _ in range(options.rounds)]
-        report["synthetic"] = sizes_of(rules) | {"load_seconds": spread(seconds)}
+        seconds = alternate({"load": load}, options.rounds)
+        report["synthetic"] = sizes_of(rules) | {"load_seconds": spread(seconds["load"])}
 
 
 BENCHMARK: Final = Benchmark(

@@ -95,12 +95,6 @@ def general_text(umim: UMIM, files: Sequence[Path], tokens: int) -> tuple[Ids, s
     return ids, f"general English ({names}), test split, passages of {PASSAGE} tokens in turn"
 
 
-def llama_config(positions: int, **sizes: int) -> LlamaConfig:
-    """Return the configuration of a Llama without special tokens."""
-    special = {"bos_token_id": None, "eos_token_id": None}
-    return LlamaConfig.from_dict({"max_position_embeddings": positions, **special, **sizes})
-
-
 def random_backbone(config: LlamaConfig, *, dtype: str, device: torch.device | str) -> Backbone:
     """Return a backbone of random weights, made on its device."""
     torch.manual_seed(0)
@@ -140,14 +134,8 @@ def phrase_text(tokens: int, vocab: int) -> Ids:
     return np.concatenate(parts)[:tokens]
 
 
-def ids_file(given: Path | None) -> Path:
-    """Return the file of ids; where none is given, that of the training docstrings.
-
-    It is built once, in minutes.
-    """
-    if given is not None:
-        open_ids(given)  # refuses what is none, before anything is measured
-        return given.resolve()
+def docstring_ids() -> Path:
+    """Return the file of the training docstrings' ids; it is built once, in minutes."""
     file = DOCSTRINGS.resolve()
     if not file.exists():
         with tempfile.TemporaryDirectory(prefix="docstrings-") as folder:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from safetensors.torch import load_file
 
@@ -51,6 +51,7 @@ from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.model.umim import UMIM
 from umim_core.rules.ruleset import TABLE, RuleSet
 from umim_core.store.artifacts import (
+    payload_files,
     read_json,
     read_manifest,
     sha256_file,
@@ -65,7 +66,6 @@ SUMS: Final = ROOT / "tests" / "embedded" / "assets.sha256"
 MAX_RULES_BYTES: Final = 4 << 20
 _ROUNDING_ROWS: Final = 8
 _REMEDY: Final = "Name the recipe that was run, as it was then, and run it with this code."
-T = TypeVar("T")
 
 
 class FinishedRun(Planner[Recipe]):
@@ -81,9 +81,8 @@ class FinishedRun(Planner[Recipe]):
         rule = f"the recipe {self.recipe.name} must have been run to its end as it is now"
         found = f"no stage {spec.name} of {label or self.recipe.name}"
         require(place.is_dir(), ConfigError, rule, found, _REMEDY)
-        return Artifact.of(
-            place, read_manifest(place, kind="stage", schema=STAGE_SCHEMA, verify=False)
-        )
+        record = read_manifest(place, kind="stage", schema=STAGE_SCHEMA, verify=False)
+        return Artifact.of(place, record)
 
 
 def found(checkpoint: Path, recipe: Recipe) -> tuple[Result, parts.Sources]:
@@ -100,7 +99,7 @@ def found(checkpoint: Path, recipe: Recipe) -> tuple[Result, parts.Sources]:
 def store(
     checkpoint: Path, out: Path, priced: Path | None = None, defaults: Mapping[str, object] = {}
 ) -> None:
-    """Write a checkpoint in the form that ships; what lies at ``out`` is replaced.
+    """Write a checkpoint in the form that ships.
 
     ``priced`` is the same with measured rules: its prices and its bound of decoding ship.
     ``defaults`` are fields of its configuration in place of its own: what it recommends to its
@@ -122,7 +121,6 @@ def store(
         measured.rules.write(directory / "rules", _LEVEL)
         write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
 
-    shutil.rmtree(out, ignore_errors=True)
     publish_directory(out, write)
 
 
@@ -233,10 +231,10 @@ def _rounding(
 def ship(
     checkpoint: Path,
     shipped: Path,
-    measure: Callable[[Path], T],
+    measure: Callable[[Path], dict[str, Any]],
     priced: Path | None = None,
     defaults: Mapping[str, object] = {},
-) -> T:
+) -> dict[str, Any]:
     """Store a checkpoint (``store``) and measure what is stored; only then replace what ships."""
     with TemporaryDirectory() as folder:
         new_checkpoint = Path(folder) / shipped.parent.name / shipped.name
@@ -252,8 +250,8 @@ def ship(
 
 def write_sums() -> None:
     """Write the digests of all shipped files, as ``sha256sum`` prints them."""
-    files = {path.relative_to(ASSETS).as_posix(): path for path in ASSETS.rglob("*")}
-    lines = [f"{sha256_file(files[n])}  {n}\n" for n in sorted(files) if files[n].is_file()]
+    files = sorted(payload_files(ASSETS).items())
+    lines = [f"{sha256_file(path)}  {name}\n" for name, path in files]
     SUMS.write_text("".join(lines), encoding="utf-8")
 
 

@@ -71,4 +71,4 @@ def test_every_field_of_a_recipe_has_a_meaning() -> None:
 def test_an_unknown_document_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["readmee"])
-    assert "results, readme, recipe-fields" in capsys.readouterr().err
+    assert "'results', 'readme', 'recipe-fields'" in capsys.readouterr().err
