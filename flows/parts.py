@@ -74,7 +74,7 @@ from tasks.stages.train import (
     with_rules_stage,
 )
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import named_config
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.adaptation_recipe import AdaptationRecipe, DocstringQuestions
 from umim_core.config.corpus import Corpus, DocstringCorpus, GeneratedCorpus, MixtureCorpus
@@ -370,7 +370,7 @@ def find_shipped(run: Run, corpus: Artifact) -> list[Result]:
             logger.warning("the row of %s is left out: %s", headline.checkpoint, reason)
     shipped = []
     for number, name in enumerate([*leading, *recipe.shipped]):
-        config = read_config(resolve_checkpoint(name))
+        config = named_config(name)
         text = _tokenized(run, corpus, config.backbone, config.backbone_revision)
         shipped.append(Result(None, text, name=name, leads=number < len(leading)))
         _check_text(run, shipped[-1])

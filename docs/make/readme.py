@@ -17,7 +17,7 @@ from docs.make.results import TEMPLATES, adaptation_summary
 from tasks.report.comparison import comparison, summary
 from tasks.report.render import Report, environment, page, table_markdown
 from tasks.report.report import ReportData
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import named_config, resolve_checkpoint
 from umim_core.config.recipe_files import read_recipe_file
 from umim_core.model.compression import compress_text
 from umim_core.store.artifacts import directory_digest, json_digest, read_json
@@ -55,7 +55,7 @@ def _calls(size: str) -> dict[str, Report]:
 
 
 def _above_merging(size: str) -> float:
-    config = read_config(resolve_checkpoint(_tools(size)))
+    config = named_config(_tools(size))
     layers = cast(int, config.backbone_model.config["num_hidden_layers"])
     return (layers - config.merge_depth) / layers
 

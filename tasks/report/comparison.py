@@ -22,7 +22,7 @@ from tasks.report.render import Table, environment, file_table, fitted
 from tasks.run.stage import Artifact
 from tasks.tracking.compare_view import ADAPTATION_SOURCE
 from umim_core.adaptation.settings import BASE, WT, find_setting, measures
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import named_config, read_config, resolve_checkpoint
 from umim_core.checkpoint.checkpoint_index import own_name
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.form import ModuleForm, Positions
@@ -303,7 +303,7 @@ class Result:
         """By setting; a shipped one has the setting that it notes, WT where it notes none."""
         if self.cell is not None:
             return {name: made.path / "checkpoint" for name, made in self.settings.items()}
-        training = read_config(resolve_checkpoint(self.name)).training
+        training = named_config(self.name).training
         return {find_setting(str(training.get("setting", WT))).name: self.name}
 
     @property

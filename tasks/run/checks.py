@@ -19,7 +19,7 @@ from umim_core.backbone.tokenizer_files import (
     resolve_backbone,
 )
 from umim_core.baselines.registry import find_baseline
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import named_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe, QuestionFiles
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.evaluate import BenchmarkConfig, HeadlineConfig
@@ -212,7 +212,7 @@ def why_absent(checkpoint: str, *, local_files_only: bool = False) -> str | None
     A packaged backbone that is not on this machine is fetched where that is allowed.
     """
     try:
-        config = read_config(resolve_checkpoint(checkpoint))
+        config = named_config(checkpoint)
         load_tokenizer(
             config.backbone, revision=config.backbone_revision, local_files_only=local_files_only
         )
@@ -230,7 +230,7 @@ def _timed(field: str, benchmark: BenchmarkConfig | None) -> dict[str, int]:
 
 
 def _check_checkpoint(name: str, wanted: Mapping[str, int]) -> None:
-    config = read_config(resolve_checkpoint(name))
+    config = named_config(name)
     _check_model(config.backbone, config.backbone_revision, wanted)
 
 

@@ -24,7 +24,7 @@ from umim_core.adaptation.choices import split_questions
 from umim_core.adaptation.control import load_control
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import named_config, read_config
 from umim_core.config.adaptation_recipe import AdaptationRecipe, HarnessQuestions, QuestionFiles
 from umim_core.config.model_base import SPLITS, Split
 from umim_core.config.recipe import Cell
@@ -93,7 +93,7 @@ def start_stage(out: Path, _: Site, *, checkpoint: NamedCheckpoint) -> Metrics:
 
 def cell_of(checkpoint: str) -> Cell:
     """Return backbone and form of a checkpoint's module as a recipe's cell has them."""
-    config = read_config(resolve_checkpoint(checkpoint))
+    config = named_config(checkpoint)
     place = {"backbone": config.backbone, "revision": config.backbone_revision}
     return Cell.model_validate(place | config.form())
 

@@ -20,7 +20,7 @@ from tasks.stages.corpus import split_tokens
 from tasks.stages.evaluate import throughput_rows
 from umim_core.adaptation.settings import WT, find_setting
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import named_config
 from umim_core.config.recipe import Recipe
 from umim_core.model.compression import compress_text
 from umim_core.rules.grams import MAX_LONGEST, orders_to
@@ -82,7 +82,7 @@ def _example(rows: list[ComparisonRow], results: Sequence[Result]) -> Report:
     label = f"{best.label} on held-out text"
     if len(merged) > 1:
         label += f" (highest Top-1 of {len(merged)} checkpoints)"
-    config = read_config(resolve_checkpoint(source))
+    config = named_config(source)
     tokenizer = load_tokenizer(config.backbone, revision=config.backbone_revision)
     text = decode(tokenizer, split_tokens(tokenized, "test")[:_EXAMPLE_TOKENS].tolist())
     cut = compress_text(text, source)

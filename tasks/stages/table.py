@@ -34,7 +34,7 @@ from tasks.run.stage import Artifact, Digest, Metrics, Site, stage
 from tasks.stages.named import NamedCheckpoint, NamedMethod, ReadFiles
 from umim_core.backbone.tokenizer_files import load_tokenizer, special_ids
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import named_config, read_config, resolve_checkpoint
 from umim_core.config.rule_options import RuleOptions
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.errors import ConfigError, CorpusError, MissingExtraError, require
@@ -75,7 +75,7 @@ class TableQuestions:
         digests = {name: _content(name, Path(at)) for name, at in folders.items() if at is not None}
         if self.generated is None and not of_ruler(self.task):
             return digests
-        config = read_config(resolve_checkpoint(self.recipe.checkpoint))
+        config = named_config(self.recipe.checkpoint)
         return digests | {
             "backbone": config.backbone_fingerprint,
             "tokenizer": config.tokenizer_fingerprint,

@@ -117,6 +117,11 @@ def named_place(name: str | Path) -> Path:
     return embedded_path(text, "checkpoint") or own_checkpoint(text) or Path(name)
 
 
+def named_config(name: str | Path) -> CheckpointConfig:
+    """Return the configuration of a checkpoint that is named; nothing else of it is read."""
+    return read_config(resolve_checkpoint(name))
+
+
 def _is_checkpoint(directory: Path) -> bool:
     """Return whether a directory is meant as a checkpoint; its content is checked on loading."""
     try:

@@ -10,11 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from umim_core.checkpoint.checkpoint_files import (
-    DEFAULT_CHECKPOINT,
-    read_config,
-    resolve_checkpoint,
-)
+from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT, named_config
 from umim_core.embedded.assets import embedded_names
 
 if TYPE_CHECKING:
@@ -37,7 +33,7 @@ def after_mining(
 
 def after_fetching(name: str) -> list[str]:
     for checkpoint in sorted(embedded_names("checkpoint"), key=DEFAULT_CHECKPOINT.__ne__):
-        if read_config(resolve_checkpoint(checkpoint)).backbone == name:
+        if named_config(checkpoint).backbone == name:
             command = ["umim", "generate", PROMPT, "-c", checkpoint, "--show"]
             return ["", f"Next, generate with {checkpoint}:", f"  {shlex.join(command)}"]
     command = ["umim", "mine", "texts/*.txt", "--tokenizer", name, "--out", "rules"]

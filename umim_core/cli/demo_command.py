@@ -92,10 +92,10 @@ def demo(
 
 def _calling_tools(say: Callable[[str], None]) -> list[str]:
     """Return the checkpoint of tools where the file of its model is, else say what is left out."""
-    from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+    from umim_core.checkpoint.checkpoint_files import named_config
     from umim_core.model_sources.model_cache import models_root
 
-    file = models_root() / read_config(resolve_checkpoint(_TOOLS_CHECKPOINT)).backbone
+    file = models_root() / named_config(_TOOLS_CHECKPOINT).backbone
     if file.is_file():
         return [_TOOLS_CHECKPOINT]
     say(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import named_config
 from umim_core.checkpoint.checkpoint_index import artifact_root, own_checkpoint, own_checkpoints
 from umim_core.checkpoint.next_steps import TASKS_FOLDER
 from umim_core.cli import shared_options as shared
@@ -86,7 +86,7 @@ def _place(name: str, part: Asset) -> Path:
         if part == "checkpoint" and name in PACKAGED:
             remedy = "It is a backbone: add --part backbone."
         elif (made := embedded_path(name, "checkpoint") or own_checkpoint(name)) is not None:
-            model = read_config(resolve_checkpoint(made)).backbone
+            model = named_config(made).backbone
             remedy = f"It is a checkpoint, of the backbone {model}."
         raise ConfigError(f"a name must be one of {', '.join(known)}", name, remedy)
     rule = f"{name} must hold a {part}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from umim_core.checkpoint.checkpoint_files import named_place, read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import named_config, named_place
 from umim_core.cli import shared_options as shared
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.cli.documented import OfFile
@@ -53,7 +53,7 @@ def rules(
     of_checkpoint, revision = tokenizer is None, None
     if tokenizer is None:
         with suppress(ArtifactError, CheckpointError):  # a rule directory, say
-            config = read_config(resolve_checkpoint(directory))
+            config = named_config(directory)
             tokenizer, revision = config.backbone, config.backbone_revision
     if scan and tokenizer is None:
         raise ConfigError("a scan needs a tokenizer to read the rules", "none", "Add --tokenizer.")

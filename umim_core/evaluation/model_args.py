@@ -19,12 +19,7 @@ from umim_core.backbone.tokenizer_files import quantisation_note
 from umim_core.baselines.methods import TargetReduction
 from umim_core.baselines.registry import find_baseline
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import (
-    CheckpointConfig,
-    default_checkpoint,
-    read_config,
-    resolve_checkpoint,
-)
+from umim_core.checkpoint.checkpoint_files import CheckpointConfig, default_checkpoint, named_config
 from umim_core.config.form import Merge, check_merge, check_raw_tail
 from umim_core.errors import ConfigError, UmimError, did_you_mean, require
 from umim_core.merging.merged_model import MergedModel
@@ -143,7 +138,7 @@ def open_model(
 def checkpoint_config(source: str | Path | Checkpoint) -> CheckpointConfig:
     if isinstance(source, Checkpoint):
         return source.config
-    return read_config(resolve_checkpoint(source))
+    return named_config(source)
 
 
 def named_checkpoint(checkpoint: str | Path | Checkpoint | None) -> str | Path | Checkpoint:

@@ -15,7 +15,7 @@ from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its own
 
 from umim_core.addresses import beside, is_path
 from umim_core.backbone.tokenizer_files import first_line
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import named_config
 from umim_core.checkpoint.checkpoint_index import own_checkpoint
 from umim_core.errors import CheckpointError
 
@@ -43,7 +43,7 @@ def fetch_checkpoint(
 
 def upload_checkpoint(directory: Path, repo_id: str, private: bool, commit_message: str) -> str:
     """Upload a checkpoint directory to ``owner/name``, made if need be; return its address."""
-    backbone = read_config(resolve_checkpoint(directory)).backbone
+    backbone = named_config(directory).backbone
     if Path(backbone).is_absolute() or Path(backbone).exists():
         rule = "a published checkpoint must name its backbone so that others can load it"
         remedy = "Publish the backbone first, then distil with its repository's name."
