@@ -114,7 +114,7 @@ def chatty(
     """A checkpoint whose backbone has a chat template and samples by its own settings."""
     folder = tmp_path_factory.mktemp("chatty")
     model = tiny_model()
-    model.generation_config.update(do_sample=True, temperature=50.0)
+    model.generation_config.update(do_sample=True, temperature=50.0, max_new_tokens=5)
     model.save_pretrained(folder / "backbone")
     tiny_tokenizer.save_pretrained(folder / "backbone")
     (folder / "backbone" / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
@@ -130,6 +130,14 @@ def chat(umim: Umim, chatty: Path) -> Umim:
     """Send a message of merging words, nine tokens for the reply."""
     options = ("--max-new-tokens", 9, "--dtype", "float32")
     return partial(umim, "generate", "w1 w2 w9", "-c", chatty, *options)
+
+
+@pytest.mark.parametrize("options", [(), ("--chat",)])
+def test_a_length_that_the_model_names_counts(
+    umim: Umim, chatty: Path, options: tuple[str, ...]
+) -> None:
+    found = json.loads(umim("generate", "w1", "-c", chatty, "--greedy", "--json", *options).out)
+    assert (len(found["ids"]), found["stop_reason"]) == (5, "length")
 
 
 def test_a_chat_shows_template_message_and_token_reduction(chat: Umim) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -57,6 +57,7 @@ def generate(
 
     Options:
         prompt: Prompt; '-' or nothing reads stdin.
+        max_new_tokens: Most tokens to generate (the model's, else 64, of a reply 256).
         chat: The prompt is a message to the model; its chat template is applied.
         system: System message of the chat; by default the template's own.
         tools: With --chat: JSON Lines or array of the tools that may be called.
@@ -83,7 +84,7 @@ def generate(
     if chat:
         prompt_input = [{"role": "user", "content": text}]
         prompt_input[:0] = [] if system is None else [{"role": "system", "content": system}]
-    from umim_core.inference.options import NEW_TOKENS, GenerateOptions
+    from umim_core.inference.options import GenerateOptions
     from umim_core.text.documents import read_objects
 
     schemas = None if tools is None else [tool for _, tool in read_objects(tools)]
@@ -91,10 +92,12 @@ def generate(
     # The command's options have the names of the library's; what is not given is left out.
     names = {field.name for field in fields(GenerateOptions)}
     given = {name: value for name, value in context.params.items() if value not in (None, ())}
-    given.setdefault("max_new_tokens", _REPLY_TOKENS if chat else NEW_TOKENS)
     options = GenerateOptions(**{name: given[name] for name in names & given.keys()})
     show = chat and not stream and not as_json if show is None else show
     umim = model.load(device, merge if span_eviction is None else None)
+    own = umim.backbone.model.generation_config.max_new_tokens
+    if chat and max_new_tokens is None and own is None:
+        options = replace(options, max_new_tokens=_REPLY_TOKENS)
     alone = several is None and not as_json and not show
     if stream or (stream is None and alone and sys.stdout.isatty()):
         out = _streamed(umim.stream(prompt_input, options, tools=schemas))

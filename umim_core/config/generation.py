@@ -23,7 +23,7 @@ class PlainOptions:
     first sentence of each.
 
     Attributes:
-        max_new_tokens: Most tokens to generate per prompt (64; of a reply 256).
+        max_new_tokens: Most tokens to generate per prompt (the model's, else 64).
         min_new_tokens: Fewest tokens before an end-of-sequence token may come (0).
         do_sample: Sample; otherwise take the most probable token (the model's, else False).
         temperature: Divides the logits when sampling (the model's, else 1).

@@ -36,7 +36,7 @@ from umim_core.inference.outputs import Observer
 from umim_core.merging.merged_model import MergedModel
 from umim_core.text.roles import check_roles
 
-NEW_TOKENS: Final = 64
+_NEW_TOKENS: Final = 64
 DEFAULT_TOP_K: Final = 50  # transformers' own, where a model's file names none
 HONOURED: Final = frozenset({
     *ON_IDS, *PLAIN, *WARPERS, "bad_words_ids", "do_sample", "eos_token_id", "max_new_tokens",
@@ -192,7 +192,7 @@ class GenerateOptions(PlainOptions):
         if config.do_sample and config.top_k is None:
             config.top_k = DEFAULT_TOP_K
         if config.max_new_tokens is None:
-            config.max_new_tokens = NEW_TOKENS
+            config.max_new_tokens = _NEW_TOKENS
         self._check_sampling(bool(config.do_sample))
         try:
             filled = replace(self, config=config)
