@@ -155,7 +155,7 @@ class PreferenceConfig(TrainConfig):
     """
 
     beta: PositiveFloat = 0.1
-    """Weight of a change of score, per nat; the larger, the closer to the start."""
+    """Weight of a change of log-probability; the larger, the closer to the start."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-4
     """Of AdamW: each step shrinks weights by this times the learning rate."""
     micro_batch: AtLeast1 | None = None
