@@ -228,6 +228,13 @@ NEUTRAL: list[dict[str, Any]] = [
      "verbosity": "medium"},
     {"stream_options": {"include_usage": None, "other": None}, "stop": None, "n": None},
     {"stream_options": None, "stop": [], "logprobs": False, "top_logprobs": 0},
+    {"user": "u", "store": True, "metadata": {"a": "b"}, "service_tier": "flex"},
+    {"safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h",
+     "prompt_cache_options": {"mode": "explicit"}},
+    {"messages": [{**USER, "annotations": [{"type": "url_citation"}]}]},
+    {"messages": [{"role": "user", "content": [
+        {"type": "text", "text": "a private text", "prompt_cache_breakpoint": {"mode": "explicit"}},
+    ]}]},
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from support.served_models import engine_server
-from support.servers import CHAT, QUESTIONS, answered, in_thread, post
+from support.servers import CHAT, CHATML, QUESTIONS, answered, in_thread, post
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.rules.matcher import PromptIds
 from umim_core.serving.openai_api import ChatPrompt
+from umim_core.serving.prompt_reader import PromptReader
 from umim_core.serving.tool_calls import Calls, Reply, call_marks
 
 ADD: dict[str, Any] = {
@@ -141,14 +144,16 @@ def test_what_a_request_chooses_holds(server: Any) -> None:
 
 
 def test_a_client_sends_calls_and_results_back(server: Any) -> None:
-    """As OpenAI's clients do: the message as it came, then what the tool returned."""
+    """As OpenAI's clients do: the message as it came, or as they parsed it, and the results."""
     first = asked(server, "I see.\n" + call("add", x=1), False)
     reply = {name: first[name] for name in ("role", "content", "refusal", "tool_calls")}
-    result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": '{"sum": 3}'}
-    second = asked(server, "3.", False, messages=[USER, reply, result])
+    reply["tool_calls"][0]["function"]["parsed_arguments"] = {"x": 1}
+    user, result = {**USER, "name": "ann"}, {"role": "tool", "name": "add", "content": '{"sum": 3}'}
+    result["tool_call_id"] = reply["tool_calls"][0]["id"]
+    second = asked(server, "3.", False, messages=[user, reply, result])
     assert (second["content"], second["finish"]) == ("3.", "stop")
     function = {"name": "add", "arguments": {"x": 1}}  # templates want objects
-    chat = [USER, {**reply, "tool_calls": [{"type": "function", "function": function}]}, result]
+    chat = [user, {**reply, "tool_calls": [{"type": "function", "function": function}]}, result]
     tokenizer = server.backbone.require_tokenizer()
     text = tokenizer.apply_chat_template(
         chat, tools=TOOLS, add_generation_prompt=True, tokenize=False
@@ -216,6 +221,32 @@ def test_a_call_that_does_not_end_is_content() -> None:
     content, calls = read(pieces)
     assert content == "".join(pieces[:-1]) and calls == [("stop", {})]
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(("tokens", "at_once"), [(9, 3), (20_000, 1)])
+def test_of_prompts_with_long_schemas_one_is_read_at_a_time(tokens: int, at_once: int) -> None:
+    tokenizer = load_tokenizer("umim-docs-llama")
+    tokenizer.chat_template = CHATML
+    about = {**ADD["function"], "description": "sum " * tokens}
+    tools = [{"type": "function", "function": about}]
+    chat = ChatPrompt.model_validate({"messages": [USER], "tools": tools})
+    reading, most = list[int](), list[int]()
+
+    class Counted(PromptReader):
+        def _read(self, *prompt: Any) -> PromptIds:
+            reading.append(1)
+            time.sleep(0.1)
+            most.append(len(reading))
+            found = super()._read(*prompt)
+            reading.pop()
+            return found
+
+    async def read() -> None:
+        reader, calls = Counted(tokenizer), Calls.of(chat, frozenset())
+        await asyncio.gather(*(reader.read(chat, None, calls) for _ in range(3)))
+
+    asyncio.run(read())
+    assert max(most) == at_once
 
 
 CALLS = "<tool_call>{{ messages }}</tool_call>"

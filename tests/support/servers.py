@@ -23,7 +23,7 @@ from umim_core.serving.connections import BoundedServer
 CHATML: Final = """{% if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}Call as <tool_call>{"name": NAME, "arguments": {}}</tool_call><|endoftext|>
-{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}{{ " " + m.name if m.name }}
 {{ m.content }}{% for call in m.tool_calls %}
 <tool_call>
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}

@@ -70,8 +70,8 @@ _UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 }
 # Fields about the caller or the service that change no token.
 _IGNORED: Final = (
-    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier",
-    "store", "user",
+    "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "service_tier", "store", "user",
 )  # fmt: skip
 # What is said of values but numbers: they may be of a prompt.
 _KINDS: Final = {
@@ -192,6 +192,7 @@ def _short(expand: Callable[[str], object], whole: type, rule: str) -> BeforeVal
 _TEXT_OR_LIST: Final = "must be a text or a list"
 _Count = Annotated[int, Field(ge=1)] | None
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
+_Unread = Annotated[Any, Field(exclude=True)]  # what clients add to an answer or for a cache
 _Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, fail_fast=True)]
 
 
@@ -247,22 +248,24 @@ class _Tool(_Fields):
 class _Called(_Fields):
     name: str
     arguments: Annotated[Json[dict[str, Any]], BeforeValidator(lambda text: text or "{}")]
+    parsed_arguments: _Unread = None
 
 
 class _ToolCall(_Fields):
     id: str
     type: Literal["function"] = "function"
     function: _Called
-    index: int | None = None  # of a stream
+    index: _Unread = None  # of a stream
 
 
 class _Part(_Fields):
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: _Unread = None
 
 
 class Message(_Fields):
-    """A message of a chat; what else an answer said of itself (``annotations``) is not read."""
+    """A message of a chat."""
 
     role: str
     content: Annotated[
@@ -271,7 +274,7 @@ class Message(_Fields):
         _short(lambda text: [{"type": "text", "text": text}], list, _TEXT_OR_LIST),
     ] = []
     name: str | None = None
-    annotations: list[Any] | None = None
+    annotations: _Unread = None
     tool_calls: list[_ToolCall] = []
     tool_call_id: str | None = None
 
@@ -279,12 +282,9 @@ class Message(_Fields):
         """Return what a template reads; it writes arguments of calls as JSON, or in its own way."""
         text = "".join(part.text for part in self.content)
         message: dict[str, Any] = {"role": self.role, "content": text}
+        message |= {"name": self.name, "tool_call_id": self.tool_call_id}
         if self.tool_calls:
-            message["tool_calls"] = [
-                call.model_dump(include={"id", "type", "function"}) for call in self.tool_calls
-            ]
-        if self.role == "tool":
-            message |= {"name": self.name, "tool_call_id": self.tool_call_id}
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         return message
 
 

@@ -20,6 +20,7 @@ from umim_core.serving.openai_api import ChatPrompt
 from umim_core.serving.tool_calls import Calls
 from umim_core.text.chat_parts import encode_parts, write_chat
 from umim_core.text.roles import USER, Role
+from umim_core.text.template_process import as_json
 from umim_core.text.token_ids import encode
 
 _LONG: Final = 1 << 16  # characters
@@ -66,6 +67,7 @@ class PromptReader:
         if isinstance(prompt, ChatPrompt):
             texts = (part.text for message in prompt.messages for part in message.content)
             size = 64 * len(prompt.messages) + sum(map(len, texts))
+            size += len(as_json(calls.tools)) if calls else 0
         else:
             size = len(prompt)
         return await self._lanes.run(size, lambda: self._read(prompt, most_tokens, calls))
