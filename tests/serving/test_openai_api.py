@@ -141,6 +141,8 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
             ({"tool_calls": [{"id": "1"}]}, "invalid_field", "tool_calls.0.function"),
             ({"tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "[1]"}}]},
              "invalid_field", "tool_calls.0.function.arguments"),
+            ({"tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{private"}}]},
+             "invalid_field", "tool_calls.0.function.arguments must hold JSON; got a text."),
             ({"tool_calls": [{"id": "1", "function": {"name": "add", "arguments": {"x": 1}}}]},
              "invalid_field",
              "tool_calls.0.function.arguments must be a text that holds JSON; got an object"),

@@ -80,6 +80,7 @@ _KINDS: Final = {
 # What is said of types in words of JSON.
 _SAID: Final = {
     "dict_type": "must be an object",
+    "json_invalid": "must hold JSON",
     "json_type": "must be a text that holds JSON",
     "model_type": "must be an object",
 }

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic_core import from_json
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.serving.openai_api import ChatPrompt, bad_field
@@ -155,9 +156,11 @@ def _call(value: object, asked: Calls) -> dict[str, Any] | None:
     if name not in names or not isinstance(arguments, dict):
         return None
     try:
-        return {"name": name, "arguments": json.dumps(arguments, allow_nan=False)}
+        written = json.dumps(arguments, allow_nan=False)
+        from_json(written)  # a client sends it back: lone surrogates would be refused then
     except ValueError:
         return None
+    return {"name": name, "arguments": written}
 
 
 def _json(read: Callable[[str], Any], text: str) -> Any:
