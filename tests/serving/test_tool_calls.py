@@ -64,6 +64,7 @@ REPLIES: list[tuple[str, str | None, list[tuple[str, dict[str, Any]]]]] = [
             '<tool_call>{"name": "add", "arguments": "x"}</tool_call>',
             '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>',
             '<tool_call>{"name": "add", "arguments": {"x": NaN}}</tool_call>',
+            '<tool_call>{"name": "add", "parameters": {"x": 1}}</tool_call>',
             '<tool_call>{"name": "add", "arguments": {"x": "\\ud83d"}}</tool_call>',
             '<tool_call>{"name": "add", "arguments": {"x": 1</tool_call>',
             "<tool_call>" + "[" * 300 + "</tool_call>", '{"name": "add"}', '{"x": "arguments"} ',

@@ -151,7 +151,8 @@ def _call(value: object, asked: Calls) -> dict[str, Any] | None:
     """Return a call as OpenAI's interface has it, or None if it is none of a tool offered."""
     if not isinstance(value, dict):
         return None
-    name, arguments = value.get("name"), value.get("arguments", {})
+    # Beside a name alone; others say their arguments by another key, and would be called without.
+    name, arguments = value.get("name"), value.get("arguments", {} if len(value) == 1 else None)
     names = [tool["function"]["name"] for tool in asked.tools]
     if name not in names or not isinstance(arguments, dict):
         return None
