@@ -64,18 +64,18 @@ class Corpus:
     """Tokens that every worker can read.
 
     Attributes:
-        tokens: Folder of token files, which all nodes see, or an array.
+        tokens: Folder of token files, which all nodes see.
         offsets: Segment borders [num_segments + 1].
         excluded: Ids that take part in no gram.
     """
 
-    tokens: Path | np.ndarray
+    tokens: Path
     offsets: Offsets
     excluded: tuple[int, ...] = ()
 
     def open(self) -> AnyInts:
-        """Return the tokens, memory-mapped where they are files."""
-        return TokenFiles.open(self.tokens).ids if isinstance(self.tokens, Path) else self.tokens
+        """Return the tokens, memory-mapped."""
+        return TokenFiles.open(self.tokens).ids
 
 
 def cluster_cpus() -> int:
@@ -185,8 +185,6 @@ class ClusterCounter:
 
     def _count_order(self, reference: ray.ObjectRef, order: int, counts: NgramCounts) -> Counted:
         size, cpus = int(self.corpus.offsets[-1]), cluster_cpus()
-        if not size:
-            return NO_KEYS, NO_KEYS
         self._tell(0, f"{order}-grams")
         block = self.block_tokens or default_block_tokens(size, cpus)
         ranges = list(segment_ranges(self.corpus.offsets, block))

@@ -36,12 +36,10 @@ from umim_core.errors import (
     ConfigError,
     CorpusError,
     ResourceLimitError,
-    UmimError,
 )
 
 RESULTS = ROOT / "docs" / "results"
 ABSENT = {"kind": "text", "paths": ["nowhere.txt"]}
-FOLDER = {"kind": "dataset", "name": "./nowhere"}
 PART = ("--flow", "mine", "--dry-run")
 
 
@@ -110,40 +108,6 @@ def test_a_dry_run_refuses_a_backbone_that_does_not_exist(
     done = flows("run", str(tmp_path / "own.yaml"), "--dry-run")
     assert isinstance(done.exception, BackboneError)
     assert repr(backbone) in str(done.exception) and done.exception.remedy == remedy
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (
-            {"corpus": {"kind": "files"} | dict.fromkeys(("train", "valid", "test"), ABSENT)},
-            CorpusError,
-            "a corpus file must exist; got nowhere.txt",
-        ),
-        (
-            {"corpus": {"kind": "generated", "questions": [ABSENT], "model": "umim-docs-llama"}},
-            CorpusError,
-            "a corpus file must exist; got nowhere.txt",
-        ),
-        (
-            {"cells": [{"backbone": "umim-docs-llama", "rules": "nowhere"}]},
-            ConfigError,
-            "the rules of a cell must be a rule directory; got nowhere",
-        ),
-        (
-            {"corpus": {"kind": "files"} | dict.fromkeys(("train", "valid", "test"), FOLDER)},
-            CorpusError,
-            "a data set that is named by its path must exist; got './nowhere'",
-        ),
-    ],
-    ids=["a corpus", "questions", "rules", "a data set"],
-)
-def test_a_dry_run_refuses_files_that_do_not_exist(
-    tmp_path: Path, change: dict[str, object], error: type[UmimError], message: str
-) -> None:
-    recipe = least_recipe(task=None, **change).model_dump(mode="json", exclude_unset=True)
-    done = flows("run", write(recipe, tmp_path), "--dry-run")
-    assert isinstance(done.exception, error) and message in str(done.exception)
 
 
 def test_a_dry_run_of_a_table_refuses_a_text_that_does_not_exist(tmp_path: Path) -> None:

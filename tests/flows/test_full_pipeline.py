@@ -18,6 +18,7 @@ from prefect.logging.handlers import APILogWorker
 
 from flows import parts
 from flows.pipeline_flows import full_pipeline
+from support.flow_runs import digests
 from support.shared_services import PrefectServer
 from support.tiny_pipeline import Walk, counting_in_process, save_backbone, tiny_recipe
 from support.traces import CANARIES, Descendants, traces
@@ -25,7 +26,6 @@ from support.tracked_runs import runs_of
 from tasks.cluster.ray_cluster import require_loopback
 from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
 from tasks.run.recipes import find_recipe
-from tasks.run.stage import Artifact
 from umim_core.checkpoint.checkpoint_index import own_checkpoints
 from umim_core.store.artifacts import read_manifest
 
@@ -56,15 +56,6 @@ class Finished:
         with self.started:
             return Path(full_pipeline(str(self.recipe)))
 
-    def artifacts(self) -> dict[str, str]:
-        return {
-            f"{path.parent.parent.name}/{path.parent.name}": Artifact.of(
-                path.parent, json.loads(path.read_text())
-            ).digest
-            for path in self.root.glob("*/*/manifest.json")
-            if path.parent.parent.name != "mlruns"
-        }
-
     def runs(self, kind: str) -> list[Run]:
         return runs_of(self.uri, kind)
 
@@ -84,7 +75,7 @@ def run(
 
 
 def test_every_stage_leaves_one_artifact_per_use(run: Finished) -> None:
-    assert {name.split("/")[0] for name in run.artifacts()} == STAGES
+    assert {name.split("/")[0] for name in digests(run.root)} == STAGES
     assert not list(run.root.glob("*/*.partial"))
 
 
@@ -96,7 +87,7 @@ def test_the_count_on_the_cluster_is_that_of_one_process(run: Finished, tmp_path
         parts.mine(alone, parts.prepare(alone))
     assert set(alone.executed()) == {"count", "filter"}
     made = {f"{call.name}/{call.artifact.key}": call.artifact.digest for call in alone.calls}
-    assert made.items() <= run.artifacts().items()
+    assert made.items() <= digests(run.root).items()
     assert all(call.artifact.metrics["ngrams_2"] for call in alone.calls if call.name == "count")
 
 
@@ -174,11 +165,11 @@ def test_second_run_executes_nothing_adds_no_run_and_reads_nothing_twice(
         return read_manifest(directory, kind=kind, schema=schema, verify=verify)
 
     monkeypatch.setattr("tasks.run.stage.read_manifest", noted)
-    before = run.artifacts()
+    before = digests(run.root)
     counts = {kind: len(run.runs(kind)) for kind in ("pipeline", "stage", "comparison")}
     stamps = {path: path.stat().st_mtime_ns for path in run.root.glob("*/*/manifest.json")}
     assert run.launch() == run.report
-    assert run.artifacts() == before
+    assert digests(run.root) == before
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert {kind: len(run.runs(kind)) for kind in counts} == counts
     assert sorted(read) == sorted(run.root / name for name in before)

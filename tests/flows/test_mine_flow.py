@@ -9,6 +9,7 @@ import yaml
 
 from flows import parts
 from support.ngram_oracle import grams_of
+from support.small_recipe import files_corpus
 from support.tiny_pipeline import Walk, counting_in_process
 from tasks.run.recipes import find_recipe
 from umim_core import RuleSet
@@ -24,13 +25,9 @@ TEXT = "Return a new array. Return a new view of the array. Return the sum of th
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with a text per split and a recipe of two thresholds."""
-    source = {}
-    for split in ("train", "valid", "test"):
-        (tmp_path / f"{split}.txt").write_text(TEXT, encoding="utf-8")
-        source[split] = {"kind": "text", "paths": [str(tmp_path / f"{split}.txt")]}
     recipe = {
         "name": "files",
-        "corpus": {"kind": "files", **source},
+        "corpus": files_corpus(tmp_path, TEXT),
         "segment_length": 16,
         "cells": [{"backbone": BACKBONE, "tau": 5}, {"backbone": BACKBONE, **LONGER}],
         "distill": {"max_steps": 1},

@@ -14,6 +14,7 @@ import yaml
 
 from flows.pipeline_flows import ablate
 from support.shared_services import PrefectServer
+from support.small_recipe import files_corpus
 from support.tiny_models import random_model, tiny_config
 from support.tracked_runs import runs_of
 from tasks.report.comparison import COMPARISON_PARAMS
@@ -58,13 +59,9 @@ def shrunk(recipe: Recipe, base: Path) -> dict[str, object]:
             changes |= {"min_probability": 3e-5, "confidence_tokens": 2000}
         cell |= changes
     generated = raw["corpus"]["kind"] == "generated"
-    text = base / "text.txt"
-    text.write_text(TEXT, encoding="utf-8")
-    source = {"kind": "text", "paths": [str(text)]}
-    files = {"kind": "files", **dict.fromkeys(("train", "valid", "test"), source)}
     steps = {"max_steps": 2, "validate_every": 1, "checkpoint_every": 1, "validation_rows": 4}
     raw |= {
-        "corpus": questions(raw["corpus"], base) if generated else files,
+        "corpus": questions(raw["corpus"], base) if generated else files_corpus(base, TEXT),
         "segment_length": 32,
         "distill": raw["distill"] | steps | {"batch_size": 2 * max(1, workers)},
         "task": None,

@@ -18,7 +18,7 @@ import pytest
 
 from support.flow_runs import digests, said, start
 from support.shared_services import PrefectServer
-from support.small_recipe import write_recipe
+from support.small_recipe import files_corpus, write_recipe
 from umim_core.store.artifacts import MANIFEST
 
 pytestmark = pytest.mark.full
@@ -84,14 +84,10 @@ def ends(base: Path) -> tuple[str, str]:
 def undisturbed(api: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     base = tmp_path_factory.mktemp("stopped") / "undisturbed"
     base.mkdir()
-    source = {}
-    for split in ("train", "valid", "test"):
-        (base / f"{split}.txt").write_text(TEXT, encoding="utf-8")
-        source[split] = {"kind": "text", "paths": [str(base / f"{split}.txt")]}
     training = {"max_steps": 30, "batch_size": 4, "checkpoint_every": 2, "validation_rows": 2}
     write_recipe(
         base.parent / "stopped.yaml",
-        corpus={"kind": "files", **source},
+        corpus=files_corpus(base, TEXT),
         segment_length=64,
         cells=[{"backbone": "umim-docs-llama", "tau": 5}],
         distill=training,

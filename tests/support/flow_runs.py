@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.processes import ROOT
-from tasks.run.stage import STAGE_SCHEMA
+from tasks.run.stage import STAGE_SCHEMA, Artifact
 from umim_core.store.artifacts import MANIFEST, read_manifest
 
 _SECONDS = 900.0
@@ -57,10 +57,6 @@ def wait_for_step(root: Path, step: int, over: Callable[[], object] = lambda: No
 def digests(root: Path, *but: str) -> dict[str, str]:
     """Digests of all that has a name, but of some stages, once every file was read."""
     whole = [path for path in root.glob("*/*") if len(path.name) == 64]
-    return {
-        f"{path.parent.name}/{path.name}": str(
-            read_manifest(path, kind="stage", schema=STAGE_SCHEMA)["digest"]
-        )
-        for path in whole
-        if path.parent.name not in but
-    }
+    records = (read_manifest(path, kind="stage", schema=STAGE_SCHEMA) for path in whole)
+    artifacts = map(Artifact.of, whole, records)
+    return {f"{one.stage}/{one.key}": one.digest for one in artifacts if one.stage not in but}

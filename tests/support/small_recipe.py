@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import yaml
 
+from umim_core.config.model_base import SPLITS
 from umim_core.config.recipe import Recipe
 
 RECIPE: Final[dict[str, Any]] = {
@@ -33,6 +34,15 @@ def least_recipe(**fields: object) -> Recipe:
         "distill": {"max_steps": 1},
     }
     return Recipe.model_validate(least | fields)
+
+
+def files_corpus(folder: Path, text: str) -> dict[str, Any]:
+    """Write a text for every split into a folder, and return the corpus of these files."""
+    corpus: dict[str, Any] = {"kind": "files"}
+    for split in SPLITS:
+        (folder / f"{split}.txt").write_text(text, encoding="utf-8")
+        corpus[split] = {"kind": "text", "paths": [str(folder / f"{split}.txt")]}
+    return corpus
 
 
 def write_recipe(path: Path, **fields: object) -> Path:

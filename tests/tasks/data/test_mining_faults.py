@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -252,7 +251,7 @@ def test_a_killed_driver_counts_no_finished_order_again(
     lease: ClusterLease,
     undisturbed: Artifact,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    saved: list[int],
     name: str,
 ) -> None:
     place, again = POINTS[name]
@@ -275,14 +274,6 @@ def test_a_killed_driver_counts_no_finished_order_again(
     assert len(workers) >= 4, "control service, node, workers"
     _, alive = psutil.wait_procs(workers, timeout=30)
     assert not alive, "what a killed driver started must go away"
-    saved: list[int] = []
-    save = tasks.stages.mine._save_order
-
-    def note(out: Path, order: int, keys: np.ndarray, support: np.ndarray) -> None:
-        saved.append(order)
-        save(out, order, keys, support)
-
-    monkeypatch.setattr(tasks.stages.mine, "_save_order", note)
     counted = corpus.count(root, lease, **MANY_TASKS)
     assert counted.executed == (name != "renamed")
     assert saved == again

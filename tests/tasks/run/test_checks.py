@@ -66,6 +66,8 @@ CURVES |= {"sft": {"max_steps": 1}, "dpo": {"max_steps": 1}}
 LEAST = least_recipe().model_dump(mode="json", exclude_unset=True)
 GENERATED = {"kind": "generated", "questions": [TEXT], "model": "umim-docs-llama"}
 GENERATED |= {"max_tokens": 2049}
+SPLITS = ("train", "valid", "test")
+FOLDER = {"kind": "dataset", "name": "./nowhere"}
 RULES = {"backbone": "umim-docs-llama", "rules": "nowhere/rules"}
 HEADLINE = {"checkpoint": "umim-docs-gpt2", "benchmark": {"prompt_lengths": [1000]}}
 
@@ -76,6 +78,9 @@ HEADLINE = {"checkpoint": "umim-docs-gpt2", "benchmark": {"prompt_lengths": [100
         (LEAST | {"cluster": {"use_gpu": True}}, MESSAGE),
         (LEAST | {"shipped": ["umim-docs-lama"]}, "Did you mean 'umim-docs-llama'"),
         (LEAST | {"cells": [*LEAST["cells"], RULES]}, "nowhere/rules"),
+        (LEAST | {"corpus": {"kind": "files"} | dict.fromkeys(SPLITS, TEXT)}, "got nowhere.txt"),
+        (LEAST | {"corpus": {"kind": "files"} | dict.fromkeys(SPLITS, FOLDER)}, "got './nowhere'"),
+        (LEAST | {"corpus": GENERATED}, "a corpus file must exist; got nowhere.txt"),
         (LEAST | {"mining": {"protect": ["("]}}, "a protected pattern must be a regular"),
         (TABLE | SCORES | {"checkpoint": "umim-docs-lama"}, "Did you mean 'umim-docs-llama'"),
         (TABLE | SCORES | {"backbone": "./nowhere"}, "nowhere"),

@@ -60,20 +60,6 @@ def counted(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Art
     return corpus.count(tmp_path_factory.mktemp("counted"), NOWHERE)
 
 
-@pytest.fixture
-def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The orders that count stages finish and keep, as they do."""
-    orders: list[int] = []
-    save = tasks.stages.mine._save_order
-
-    def note(out: Path, order: int, keys: np.ndarray, support: np.ndarray) -> None:
-        save(out, order, keys, support)
-        orders.append(order)
-
-    monkeypatch.setattr(tasks.stages.mine, "_save_order", note)
-    return orders
-
-
 @pytest.mark.parametrize(
     "changes",
     [
