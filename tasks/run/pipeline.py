@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,11 +65,11 @@ def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
     def run(part: Callable[[], T]) -> T:
         if failed.is_set():
             raise CancelledError
-        with ExitStack() as unless_returned:
-            unless_returned.callback(failed.set)
-            result = part()
-            unless_returned.pop_all()
-        return result
+        try:
+            return part()
+        except BaseException:
+            failed.set()
+            raise
 
     most = min(most, len(parts))
     share = max(1, threads // most)

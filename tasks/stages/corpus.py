@@ -159,16 +159,17 @@ def split_tokens(artifact: Artifact, split: str) -> Ids:
 
 def check_splits(artifact: Artifact, length: int, timed: int) -> None:
     """Refuse splits of less than a row, and a test split of less than is timed, before training."""
-    sizes = {n.partition("tokens_")[2]: int(size) for n, size in artifact.metrics.items()}
-    for split in (split for split in sizes if split and (artifact.path / split).is_dir()):
+    metrics = artifact.metrics
+    for split in splits_with(artifact, ""):
         needed = max(length, timed) if split == "test" else length
+        size = int(metrics[f"tokens_{split}"])
         rule = f"split {split!r} must hold {needed} tokens, of which one row or timing is made"
         remedy = "Give more text, or lower segment_length or the benchmark's prompt_lengths."
-        require(sizes[split] >= needed, CorpusError, rule, sizes[split], remedy)
+        require(size >= needed, CorpusError, rule, size, remedy)
 
 
 def splits_with(artifact: Artifact, prefix: str) -> list[str]:
-    """Return the splits of a tokenised corpus with a prefix: ``OOD``, or ``PART`` of a mixture."""
+    """Return the splits of a tokenised corpus by a prefix: ``OOD``, ``PART`` of a mixture, none."""
     return sorted(path.parent.name for path in artifact.path.glob(f"{prefix}*/{IDS}"))
 
 
