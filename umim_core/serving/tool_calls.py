@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -106,9 +106,9 @@ class Reply:
         if self._bare is not False and len(self._held) <= _MOST:
             if not end:
                 return ""
-            values = _json(json_values, start) or []
             alone = [
-                one if isinstance(one, dict) and "arguments" in one else None for one in values
+                one if isinstance(one, dict) and "arguments" in one else None
+                for one in _values(start)
             ]
             if self._tell(alone, asked):
                 self._held = ""
@@ -129,8 +129,13 @@ class Reply:
                 self._searched = len(self._held)
                 break
             last = len(self._held) if close < 0 else close
-            is_call = self._tell([_json(json.loads, self._held[at + len(_OPEN) : last])], asked)
+            first = at + len(_OPEN)
+            is_call = self._tell(_values(self._held[first:last]), asked)
             size = min(last + len(_CLOSE), len(self._held))
+            again = self._held.find(_OPEN, first, last)
+            if not is_call and again >= 0:  # the mark before was quoted, or its call not closed
+                is_call = self._tell(_values(self._held[first:again]), asked)
+                size = len(self._held[:again].rstrip())
             content += self._held[:at].rstrip() if is_call else self._held[:size]
             self._held, self._searched = self._held[size:], 0
         return "" if end and self.calls and not content.strip() else content
@@ -164,11 +169,12 @@ def _call(value: object, asked: Calls) -> dict[str, Any] | None:
     return {"name": name, "arguments": written}
 
 
-def _json(read: Callable[[str], Any], text: str) -> Any:
+def _values(text: str) -> list[Any]:
+    """Return the JSON values that a text is; none where it is something else."""
     try:
-        return read(text)
+        return json_values(text)
     except (ValueError, RecursionError):
-        return None
+        return []
 
 
 def json_values(text: str) -> list[Any]:
