@@ -28,7 +28,7 @@ def plain(name: str = "gpt2", dtype: torch.dtype = torch.float64) -> Engine:
 
 def test_sampling_draws_from_the_distribution() -> None:
     draws, logits = 5_000, torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    config = GenerationConfig(max_new_tokens=1, do_sample=True, temperature=2.0)
+    config = GenerationConfig(max_new_tokens=1, do_sample=True, temperature=2)
     chooser = TokenChooser(config, [1], seed=3)
     counts = torch.zeros(4)
     for _ in range(draws):

@@ -75,6 +75,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for streams in several
     ),
     ({"temperature": -1.0, "do_sample": True}, "out of range"),
+    ({"repetition_penalty": 10**400}, "repetition_penalty is out of range: int too large"),
     ({"min_p": "0.9", "do_sample": True}, "sampling setting min_p is out of range: .* got .0.9."),
     ({"do_sample": "model"}, "do_sample must be true or false; got model"),
     ({"stop_strings": 5}, r"without lone surrogates; got \[5\]"),
@@ -158,6 +159,7 @@ OWN = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 9, "eo
 FILLED = [  # the model's own settings, what a caller gives, and what counts then
     (OWN, {}, {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": DEFAULT_TOP_K}),
     (OWN, {}, {"max_new_tokens": 64, "max_length": None}),
+    ({"max_new_tokens": 7}, {}, {"max_new_tokens": 7}),
     (OWN, {"do_sample": False}, {"do_sample": False}),
     (OWN, {"temperature": 0.3}, {"temperature": 0.3}),
     ({}, {"do_sample": True}, {"top_k": DEFAULT_TOP_K}),

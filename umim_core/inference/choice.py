@@ -68,6 +68,7 @@ WARPERS: Final[_Table] = {
     "epsilon_cutoff": ((None, 0.0), EpsilonLogitsWarper),
     "eta_cutoff": ((None, 0.0), EtaLogitsWarper),
 }
+_REALS: Final = ("repetition_penalty", "temperature")  # transformers takes no 2 for 2.0
 StopReason = Literal["eos", "stop_string", "criteria", "length"]
 
 
@@ -123,8 +124,9 @@ class TokenChooser:
             try:
                 if isinstance(value, float) and math.isnan(value):  # lies within all bounds
                     raise ValueError("it must be a number")
-                return factory(value)
-            except (TypeError, ValueError) as error:
+                whole = type(value) is int and name in _REALS
+                return factory(float(value) if whole else value)
+            except (OverflowError, TypeError, ValueError) as error:
                 rule = f"the sampling setting {name} is out of range: {str(error).rstrip('.')}"
                 remedy = "Correct it, or leave it out."
                 raise GenerationError(rule, repr(value), remedy) from error
