@@ -208,6 +208,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("tiny", {"model": MODEL, "dtype": "auto"}, BackboneError, "has its data type and device; got"),
     ("tiny", {"model": MODEL, "backbone": "a"}, BackboneError, "must not both be given"),
     ("tiny", {"tokenizer": object()}, BackboneError, "must come with its model"),
+    ("tiny", {"backbone_revision": "a"}, BackboneError, "a backbone that is named; got a. Name"),
     ("tiny", {"model": MODEL, "tokenizer": "a"}, BackboneError, "one of transformers; got str"),
     ("tiny", {"model": torch.nn.Linear(2, 2)}, BackboneError, "of transformers itself; got Linear"),
     ("tiny", {"attn_implementation": "flex_attention"}, BackboneError, "take an additive mask"),

@@ -76,6 +76,10 @@ def check_load_options(options: LoadOptions) -> None:
     if loaded and (late := {name: given[name] for name in _OF_FILES if name in given}):
         rule = "a backbone that is loaded already has its data type and device"
         raise BackboneError(rule, late, "Leave them out, or name the backbone.")
+    pinned = given.get("backbone_revision")
+    if pinned and not isinstance(given.get("backbone"), str | Path):  # the checkpoint's own counts
+        rule = "backbone_revision is that of a backbone that is named"
+        raise BackboneError(rule, pinned, "Name the backbone, too.")
     if {"model", "backbone"} <= given.keys():
         raise BackboneError("model and backbone must not both be given", remedy="Leave one out.")
     if "tokenizer" in given and "model" not in given:
