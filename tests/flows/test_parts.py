@@ -98,9 +98,12 @@ def recipe() -> Recipe:
 
 
 def test_a_plan_counts_once_what_is_built_once(recipe: Recipe) -> None:
-    shared = recipe.model_copy(update={"shipped": ("umim-docs-llama",)})
+    other = recipe.cells[0].model_copy(update={"revision": "0" * 40})
+    cells = {"cells": (*recipe.cells, other), "shipped": ("umim-docs-llama",)}
+    shared = recipe.model_copy(update=cells)
     scored = [step["of"] for step in parts.plan(shared) if step["stage"] == "task-score"]
-    assert scored.count("umim-docs-llama base") == 1  # of two cells and a shipped checkpoint
+    # Of two cells and a shipped checkpoint, and of another revision.
+    assert scored.count("umim-docs-llama base") == 2
     assert "umim-docs-llama (shipped) WT" in scored
     curves = {"name": "c", "kind": "adaptation", "questions": {"kind": "docstrings"}, **ADAPT}
     curves |= {"checkpoints": ["umim-docs-llama", "umim-docs-llama-adapted"], "taus": [5]}
