@@ -27,9 +27,11 @@ MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="docs.make", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=MAKERS, help="by default all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MAKERS)}; all")
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(MAKERS):  # choices refuse to be named none (Python 3.11)
+        parser.error(f"unknown documents {sorted(unknown)}; there are {', '.join(MAKERS)}")
     outdated = [
         document
         for name in options.names or MAKERS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs.make.__main__ import MAKERS, main
-from docs.make.document import RESULTS
+from docs.make.document import RESULTS, Document
 from docs.make.recipe_fields import page
 from docs.make.results import benchmark_page, documents, documents_of
 
@@ -68,7 +68,17 @@ def test_every_field_of_a_recipe_has_a_meaning() -> None:
     assert len(rows) > 100 and not [row for row in rows if row.endswith("|  |")]
 
 
+def test_without_names_every_document_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in MAKERS:
+        absent = partial(Document, tmp_path / name, str)
+        monkeypatch.setitem(MAKERS, name, lambda absent=absent: [absent()])
+    assert main(["--check"]) == 1
+    assert [Path(line).name for line in capsys.readouterr().out.splitlines()] == list(MAKERS)
+
+
 def test_an_unknown_document_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["readmee"])
-    assert "'results', 'readme', 'recipe-fields'" in capsys.readouterr().err
+    assert "results, readme, recipe-fields" in capsys.readouterr().err
