@@ -44,6 +44,10 @@ def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
             {"type": "function_call_output", "call_id": "1", "output": '{"w4": 5}'},
         ],
     }
+    turns = [
+        {"from": "function_call", "value": json.dumps(FUNCTION)},
+        {"from": "observation", "value": '{"w4": 5}'},
+    ]
     rows = [
         {**body, "response": answer},
         {"request": body, "response": {"status_code": 200, "body": answer}},
@@ -63,6 +67,8 @@ def test_a_request_in_every_form_gives_the_same_pieces(tmp_path: Path) -> None:
         {**body, "instructions": "w1", "response": answer},
         {name: json.dumps(body[name]) for name in ("messages", "tools")} | {"response": answer},
         {"conversations": [{"from": "system", "value": "w1"}, *body["messages"][1:]]}
+        | {"tools": body["tools"], "response": answer},
+        {"system": "w1", "conversations": [body["messages"][1], *turns]}
         | {"tools": [json.dumps(body["tools"][0])], "response": answer},
         {"messages": body["messages"], "model_parameters": {"tools": body["tools"]}, **answer},
         {"messages": "{}", "proxy_server_request": json.dumps(body), "response": answer},

@@ -256,7 +256,8 @@ def _chat(body: Message, answered: bool, note: Note) -> Message | None:
 def _turn(turn: Message) -> Message:
     """Return a turn as ShareGPT has it as a message."""
     speaker = str(turn.get("from"))
-    read = {"role": _SPEAKERS.get(speaker, speaker), "content": turn.get("value"), **turn}
+    said = "tool_calls" if speaker == "function_call" else "content"  # a call is JSON in its text
+    read = {"role": _SPEAKERS.get(speaker, speaker), said: turn.get("value"), **turn}
     return {name: value for name, value in read.items() if name not in ("from", "value")}
 
 
