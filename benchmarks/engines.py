@@ -42,7 +42,6 @@ SPEEDUP: Final = 1.2  # least, at
 REDUCTION: Final = 0.2
 ENGINES: Final = Path(os.environ.get("UMIM_ENGINES", Path.home() / ".cache" / "umim" / "engines"))
 CONTEXT: Final = 4096  # tokens that a server holds
-COMPLETIONS: Final = "/v1/completions"
 _QUESTION: Final = "Summarise the text above in two sentences."
 _CHARACTERS: Final = (5000, 6000, 7000)  # of a document; 1.0 to 1.7 thousand tokens
 _TOKENS: Final = 24  # compared
@@ -131,7 +130,7 @@ class Running:
     def greedy(self, ids: Sequence[int], tokens: int, **fields: Any) -> list[int]:
         """Return the ids that greedy search writes behind a prompt of ids."""
         asked = {"prompt": list(ids), "max_tokens": tokens, "temperature": 0}
-        document = self.post(COMPLETIONS, asked | self.engine.ids | fields)
+        document = self.post("/v1/completions", asked | self.engine.ids | fields)
         return self.engine.answer(document["choices"][0], document)
 
     def timed(self, ids: Sequence[int], tokens: int) -> Timed:
@@ -278,7 +277,7 @@ BENCHMARK: Final = Benchmark(
     options={
         "checkpoint": CHECKPOINT,
         "export": {"type": Path, "required": True},
-        "only": tuple(SERVERS),
+        "only": {"nargs": "+", "choices": SERVERS, "default": [*SERVERS]},
         "pairs": 8,
     },
     measure=run,

@@ -91,7 +91,7 @@ class Benchmark:
 def parse(
     doc: str, options: Mapping[str, object], arguments: list[str] | None = None
 ) -> argparse.Namespace:
-    """Read a command line; an option is its type, its default, a list, choices, or argparse's."""
+    """Read a command line; an option is its type, its default, a list, or argparse's."""
     formatter = argparse.RawDescriptionHelpFormatter
     pages = "How it is measured and judged stands on its page: docs/make/templates."
     parser = argparse.ArgumentParser(description=doc, epilog=pages, formatter_class=formatter)
@@ -101,8 +101,6 @@ def parse(
             settings = {"type": value}
         elif isinstance(value, list):
             settings = {"nargs": "+", "type": type(value[0]), "default": value}
-        elif isinstance(value, tuple):
-            settings = {"nargs": "+", "choices": value, "default": list(value)}
         elif isinstance(value, dict):
             settings = value
         if settings.get("type") is int:

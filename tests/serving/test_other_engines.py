@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from benchmarks.engines import (
-    COMPLETIONS,
     SERVERS,
     Prompt,
     Running,
@@ -24,7 +23,7 @@ from benchmarks.engines import (
 from benchmarks.subjects import CHECKPOINT, GENERAL
 from support.command_line import run_main
 from support.processes import ROOT, need_model, output_of
-from support.servers import CHAT, Served
+from support.servers import CHAT, COMPLETIONS, Served
 from umim_core import UMIM
 from umim_core.serving.prompt_merger import PromptMerger
 from umim_core.text.template_process import Chat

@@ -15,10 +15,11 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.engines import COMPLETIONS, CONTEXT, SERVERS, Running, running
+from benchmarks.engines import CONTEXT, SERVERS, Running, running
 from support.gguf_files import tiny_bpe
 from support.merged_models import random_merged_model
 from support.processes import need_model
+from support.servers import COMPLETIONS
 from support.tiny_models import random_backbone
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone
