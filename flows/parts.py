@@ -450,8 +450,8 @@ def _read(run: TableRun, name: str, text: TableText) -> Artifact:
 
 def measure_adaptation(run: AdaptationRun) -> Artifact:
     """Questions; every setting, threshold, seed and control of every checkpoint; the curves."""
-    task = _questions(run)
-    curves = [_measured(run, task, checkpoint) for checkpoint in run.recipe.checkpoints]
+    task, starts = _questions(run), dict[tuple[str, str | None], Artifact]()
+    curves = [_measured(run, task, checkpoint, starts) for checkpoint in run.recipe.checkpoints]
     adaptation = adaptation_stage(
         header=adaptation_header(run.recipe), questions=Questions(task), curves=curves
     )
@@ -466,12 +466,22 @@ def _questions(run: AdaptationRun) -> Artifact:
     return run.stage(task_stage(task=NamedTask(DEFAULT_TASK), sizes=recipe.sizes, corpus=corpus))
 
 
-def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
-    """Measure one curve: rules first, then trainings that do not depend on each other."""
+def _measured(
+    run: AdaptationRun,
+    task: Artifact,
+    checkpoint: str,
+    starts: dict[tuple[str, str | None], Artifact],
+) -> Curve:
+    """Measure one curve: rules first, then trainings that do not depend on each other.
+
+    Base model and controls are read from the first checkpoint of their backbone (``starts``), so
+    that a plan knows them for the same.
+    """
     recipe, cell = run.recipe, _cell(checkpoint)
     start = run.stage(start_stage(checkpoint=NamedCheckpoint(checkpoint)), label=checkpoint)
     score = partial(_scored, run, task, checkpoint)
-    base = score(ScoredModel(BASE, start), None)
+    backbone = starts.setdefault((cell.backbone, cell.revision), start)
+    base = score(ScoredModel(BASE, backbone), None)
 
     def points(models: Sequence[tuple[ScoredModel, Artifact | None]]) -> list[ScoredPoint]:
         return [ScoredPoint(model, score(model, base), rules) for model, rules in models]
@@ -492,7 +502,7 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
         questions = Questions(task, ("train", "valid"))
         control = control_stage(control=name, training=training, questions=questions)
         made = run.stage(control, label=f"{checkpoint} {name} seed {seed}")
-        return points([(ScoredModel(name, start, made, seed=seed), None)])
+        return points([(ScoredModel(name, backbone, made, seed=seed), None)])
 
     ready: list[tuple[ScoredModel, Artifact | None]] = [(ScoredModel(WT, start), None)]
     parts: list[Callable[[], list[ScoredPoint]]] = [partial(points, ready)]

@@ -59,8 +59,9 @@ def curves(
     return run, body
 
 
-def test_every_setting_threshold_seed_and_control_is_a_point(curves: Any) -> None:
-    _, body = curves
+def test_every_setting_threshold_seed_and_control_is_a_point_as_planned(curves: Any) -> None:
+    run, body = curves
+    assert sorted(step["stage"] for step in plan(run.recipe)) == sorted(run.executed())
     (backbone,) = body["backbones"]
     found = [(p["setting"], p["tau"], p["seed"]) for p in backbone["points"]]
     trained = ["WT + FT", "WT + DPO", "Task-trained", "Task-Adapted"]

@@ -108,7 +108,9 @@ def test_a_plan_counts_once_what_is_built_once(recipe: Recipe) -> None:
     curves = {"name": "c", "kind": "adaptation", "questions": {"kind": "docstrings"}, **ADAPT}
     curves |= {"checkpoints": ["umim-docs-llama", "umim-docs-llama-adapted"], "taus": [5]}
     two_forms = AdaptationRecipe.model_validate(curves | {"controls": ["lora"]})
-    assert [step["stage"] for step in parts.plan(two_forms)].count("control") == 1
+    of_controls = [step["stage"] for step in parts.plan(two_forms) if "lora" in step["of"]]
+    assert of_controls == ["control", "choice-scores"]
+    assert sum(" base" in step["of"] for step in parts.plan(two_forms)) == 1
 
 
 def test_checkpoints_are_registered_in_the_order_of_cells(recipe: Recipe) -> None:
