@@ -128,16 +128,16 @@ class Engine:
         logits = self._prefill(prompts, cache, held)
         return cache.repeated(options.samples), logits.repeat_interleave(options.samples, 0)
 
-    def _prefill(self, prompts: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
+    def _prefill(self, prompts: Prompts, unit_cache: UnitCache, held: Sequence[int]) -> Tensor:
         """Fill the cache with the prompts' units; return the logits after each row's last [B, V].
 
-        ``past`` are the raw tokens that each row holds already.
+        ``held`` are the raw tokens that each row holds already.
         """
         packed, cache = prompts.packed, unit_cache.units
-        states = self._prompt_states(prompts, unit_cache, past)
+        states = self._prompt_states(prompts, unit_cache, held)
         cache.begin(packed.token_ids.shape[1])
         if self.merged_model.unit_positions == "preserved":
-            before = torch.tensor(past, device=self.backbone.device)[:, None]
+            before = torch.tensor(held, device=self.backbone.device)[:, None]
             positions = packed.position_ids("preserved") + before
         else:  # padding takes its row's last position: its column may lie beyond the backbone's
             last_unit = cache.plan.columns[:, :1] + packed.unit_counts[:, None] - 1
@@ -168,7 +168,7 @@ class Engine:
         cache.commit(torch.from_numpy(step.lengths > 0))
         return self.backbone.head(hidden)[:, 0]
 
-    def _prompt_states(self, prompts: Prompts, cache: UnitCache, past: Sequence[int]) -> Tensor:
+    def _prompt_states(self, prompts: Prompts, cache: UnitCache, held: Sequence[int]) -> Tensor:
         """Return the states of the prompts' units before the merge depth [B, S, d]."""
         lower, packed = self.merged_model.trunk.lower, prompts.packed
         if lower is None or cache.raw is None:
@@ -180,7 +180,7 @@ class Engine:
         for b, row in enumerate(prompts.ids):
             ids[b, : len(row)] = torch.from_numpy(row)
         ids = ids.to(device)
-        before = torch.tensor(past, device=device)[:, None]
+        before = torch.tensor(held, device=device)[:, None]
         columns = torch.arange(width, device=device)
         positions = before + torch.minimum(columns.expand_as(ids), counts[:, None] - 1)
         cache.raw.begin(width)

@@ -149,9 +149,9 @@ class UMIM:
     ) -> GenerationOutput:
         """Generate a continuation of each prompt.
 
-        The options that are used most: ``max_new_tokens`` (64), ``do_sample``, ``temperature``,
-        ``top_p``, ``seed``, ``stop_strings``; ``merge`` (``prompt``, ``all`` or ``none``),
-        ``raw_tail`` and ``roles``, by default as the checkpoint recommends.
+        The options that are used most: ``max_new_tokens`` (the model's, else 64), ``do_sample``,
+        ``temperature``, ``top_p``, ``seed``, ``stop_strings``; ``merge`` (``prompt``, ``all`` or
+        ``none``), ``raw_tail`` and ``roles``, by default as the checkpoint recommends.
 
         Args:
             prompts: One text, chat (messages of role and content) or sequence of ids, or several; a
