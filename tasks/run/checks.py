@@ -11,6 +11,7 @@ from transformers import CONFIG_NAME, AutoConfig
 from tasks.cluster.ray_cluster import LOCAL, cluster_address
 from umim_core.addresses import check_path
 from umim_core.backbone.devices import gpu_count, has_device
+from umim_core.backbone.shape import positions_of
 from umim_core.backbone.tokenizer_files import (
     backbone_names,
     check_place,
@@ -244,8 +245,8 @@ def _check_model(name: str, revision: str | None, wanted: Mapping[str, int]) -> 
         found = f"{name!r}: {str(error).strip().splitlines()[0]}"
         remedy = "Check the name; offline machines need a local directory."
         raise BackboneError(rule, found, remedy) from error
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limit = positions_of(config.get_text_config())
     for field, tokens in wanted.items():
-        fits = not isinstance(limit, int) or tokens <= limit
+        fits = limit is None or tokens <= limit
         rule = f"{field} must be at most {limit}, the positions of {name}"
         require(fits, ConfigError, rule, tokens, "Lower it, or choose another backbone.")

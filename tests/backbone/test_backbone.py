@@ -22,12 +22,13 @@ from transformers import (
 )
 
 from support import family_configs
+from support.engine_matrix import settings
 from support.merged_models import fresh_model
 from support.tiny_models import random_model, tiny_config, tiny_model
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.backbone.devices import default_device, fastest_dtype, float64_device, has_device
-from umim_core.backbone.shape import BackboneShape, local_shape
+from umim_core.backbone.shape import BackboneShape, local_shape, trained_context
 from umim_core.backbone.tokenizer_files import (
     load_tokenizer,
     resolve_backbone,
@@ -35,7 +36,14 @@ from umim_core.backbone.tokenizer_files import (
 )
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_names
-from umim_core.errors import BackboneError, BackboneMismatchError, ConfigError
+from umim_core.errors import (
+    BackboneError,
+    BackboneMismatchError,
+    ConfigError,
+    ContextLengthError,
+)
+from umim_core.inference.engine import Engine
+from umim_core.merging.merged_model import MergedModel
 
 
 def test_a_model_in_memory_may_name_its_revision_and_have_no_tokenizer() -> None:
@@ -45,6 +53,20 @@ def test_a_model_in_memory_may_name_its_revision_and_have_no_tokenizer() -> None
     assert (backbone.special_ids, backbone.tokenizer_fingerprint) == (frozenset(), "")
     with pytest.raises(BackboneError, match="text needs a tokenizer; got in-memory has none"):
         backbone.encode("w1")
+
+
+def test_positions_end_where_a_longer_row_would_change_the_frequencies_of_others(
+    tmp_path: Path,
+) -> None:
+    """LongRoPE, of Phi-3 and Phi-4-mini; the others choose theirs once."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.0, 8.0]}
+    config = tiny_config("phi3", rope_scaling=rope, original_max_position_embeddings=16)
+    backbone = wrap_backbone(random_model(config), None)
+    assert config.max_position_embeddings > backbone.max_positions == 16
+    config.save_pretrained(tmp_path)
+    assert trained_context(str(tmp_path)) == 16
+    with pytest.raises(ContextLengthError, match="must fit the backbone's 16 positions"):
+        Engine(MergedModel.without_merging(backbone)).generate([[1, 2]], settings(16))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -30,6 +30,7 @@ from umim_core.backbone.model_files import (
 )
 from umim_core.backbone.model_identity import ModelIdentity, cached_weight_lines, model_identity
 from umim_core.backbone.row_cache import RowCache
+from umim_core.backbone.shape import positions_of
 from umim_core.backbone.tokenizer_files import (
     check_place,
     load_tokenizer,
@@ -129,8 +130,7 @@ class Backbone:
     @property
     def max_positions(self) -> int | None:
         """Longest sequence in units, or None if the configuration names none."""
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        return limit if isinstance(limit, int) else None
+        return positions_of(self.model.config)
 
     @cached_property
     def window(self) -> int | None:

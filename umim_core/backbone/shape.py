@@ -165,12 +165,29 @@ def _configuration(name: str, revision: str | None, *, local_files_only: bool) -
     return config
 
 
+def positions_of(config: PreTrainedConfig) -> int | None:
+    """Return the most positions of a model, or None if its configuration names none.
+
+    LongRoPE has a second set of frequencies for long rows, and the longest row of a forward chooses
+    that of all its rows, whatever set their keys in the cache have. So positions end where the
+    second set begins: up to there a row is what it is alone, and what transformers generates.
+    """
+    most = getattr(config, "max_position_embeddings", None)
+    if not isinstance(most, int):
+        return None
+    ropes = getattr(config, "rope_parameters", None)
+    each = [ropes, *ropes.values()] if isinstance(ropes, dict) else []  # one, or one a layer type
+    long = [x for x in each if isinstance(x, dict) and x.get("rope_type") == "longrope"]
+    return min([most, *(int(rope["original_max_position_embeddings"]) for rope in long)])
+
+
 def trained_context(name: str, revision: str | None = None) -> int | None:
     """Return the most tokens of an input by a backbone's configuration; None if not known."""
     try:
-        return configured_number("max_position_embeddings", name, revision)
+        config = _text_configuration(name, revision)
     except BackboneError:  # a name of a service
         return None
+    return None if config is None else positions_of(config)
 
 
 def check_row_length(length: int, most: int | None, name: str, remedy: str) -> None:
@@ -181,11 +198,15 @@ def check_row_length(length: int, most: int | None, name: str, remedy: str) -> N
 
 def configured_number(field: str, name: str, revision: str | None = None) -> int | None:
     """Return a number of a backbone's configuration; None where it has none."""
+    number = getattr(_text_configuration(name, revision), field, None)
+    return number if isinstance(number, int) else None
+
+
+def _text_configuration(name: str, revision: str | None) -> PreTrainedConfig | None:
     from umim_core.backbone.tokenizer_files import FOREIGN_ERRORS
 
     try:
-        config = _configuration(name, revision, local_files_only=False)
+        config = _configuration(name, revision, local_files_only=False).get_text_config()
     except FOREIGN_ERRORS:  # a directory of a tokenizer alone, say
         return None
-    number = getattr(config.get_text_config(), field, None)
-    return number if isinstance(number, int) else None
+    return config
