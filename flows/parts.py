@@ -99,6 +99,7 @@ logger = logging.getLogger("umim.pipeline")
 Run = PipelineRun[Recipe] | Planner[Recipe]
 TableRun = PipelineRun[TableRecipe] | Planner[TableRecipe]
 AdaptationRun = PipelineRun[AdaptationRecipe] | Planner[AdaptationRecipe]
+Starts = dict[tuple[str, str | None], Artifact]  # by backbone and revision
 
 
 @dataclass
@@ -450,7 +451,7 @@ def _read(run: TableRun, name: str, text: TableText) -> Artifact:
 
 def measure_adaptation(run: AdaptationRun) -> Artifact:
     """Questions; every setting, threshold, seed and control of every checkpoint; the curves."""
-    task, starts = _questions(run), dict[tuple[str, str | None], Artifact]()
+    task, starts = _questions(run), Starts()
     curves = [_measured(run, task, checkpoint, starts) for checkpoint in run.recipe.checkpoints]
     adaptation = adaptation_stage(
         header=adaptation_header(run.recipe), questions=Questions(task), curves=curves
@@ -466,12 +467,7 @@ def _questions(run: AdaptationRun) -> Artifact:
     return run.stage(task_stage(task=NamedTask(DEFAULT_TASK), sizes=recipe.sizes, corpus=corpus))
 
 
-def _measured(
-    run: AdaptationRun,
-    task: Artifact,
-    checkpoint: str,
-    starts: dict[tuple[str, str | None], Artifact],
-) -> Curve:
+def _measured(run: AdaptationRun, task: Artifact, checkpoint: str, starts: Starts) -> Curve:
     """Measure one curve: rules first, then trainings that do not depend on each other.
 
     Base model and controls are read from the first checkpoint of their backbone (``starts``), so
