@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -177,6 +178,9 @@ def test_kwargs_without_effect_are_reported_once_and_left_out(
         ({"num_beams": 3}, "num_beams"),
         ({"max_gen_toks": "few"}, "must be numbers; got .*few"),
         ({"temperature": "hot", "do_sample": True}, "and temperature must be numbers; got .*hot"),
+        ({"temperature": math.nan}, "and temperature must be numbers; got temperature nan"),
+        ({"max_gen_toks": math.inf}, "must be numbers; got cannot convert float infinity"),
+        ({"max_length": math.nan}, "max_length must be an integer; got nan"),
         ({"do_sample": True, "temperature": 0.0}, "out of range"),
         ({"decode_max_damage": "most"}, "decode_max_damage must be a number"),
         ({"top_p": 7.0, "do_sample": True, "temperature": 1.0}, "out of range"),

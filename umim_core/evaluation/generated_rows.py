@@ -5,6 +5,7 @@ Generation kwargs of lm-eval have the meaning that they have to its ``hf`` model
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,13 +65,17 @@ def read_gen_kwargs(
     """
     try:
         settings = dict(normalize_gen_kwargs({**given, "until": given.get("until") or []}, most))
-    except (TypeError, ValueError) as error:
+        if math.isnan(settings.get("temperature") or 0.0):  # it would be read as none
+            raise ValueError("temperature nan")
+    except (OverflowError, TypeError, ValueError) as error:
         rule = "max_gen_toks and temperature must be numbers"
         raise GenerationError(rule, str(error), "Correct the task's kwargs.") from error
     until = handle_stop_sequences(settings.pop("until"), end[1])
     new_tokens = settings.pop("max_gen_toks")
     max_length = settings.pop("max_length", None)
     if max_length is not None:
+        rule, remedy = "max_length must be an integer", "Correct the task's kwargs."
+        require(isinstance(max_length, int), GenerationError, rule, max_length, remedy)
         warn(f"umim: max_length={max_length} counts the prompt too; use max_gen_toks instead")
     if settings["do_sample"]:
         settings.setdefault("temperature", 0.0)  # as hf does, and refused as it is there
