@@ -114,7 +114,7 @@ def chatty(
     """A checkpoint whose backbone has a chat template and samples by its own settings."""
     folder = tmp_path_factory.mktemp("chatty")
     model = tiny_model()
-    model.generation_config.update(do_sample=True, temperature=50.0, max_new_tokens=5)
+    model.generation_config.update(do_sample=True, temperature=50.0)
     model.save_pretrained(folder / "backbone")
     tiny_tokenizer.save_pretrained(folder / "backbone")
     (folder / "backbone" / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
@@ -132,12 +132,17 @@ def chat(umim: Umim, chatty: Path) -> Umim:
     return partial(umim, "generate", "w1 w2 w9", "-c", chatty, *options)
 
 
-@pytest.mark.parametrize("options", [(), ("--chat",)])
-def test_a_length_that_the_model_names_counts(
-    umim: Umim, chatty: Path, options: tuple[str, ...]
-) -> None:
-    found = json.loads(umim("generate", "w1", "-c", chatty, "--greedy", "--json", *options).out)
-    assert (len(found["ids"]), found["stop_reason"]) == (5, "length")
+def test_a_length_that_the_model_names_counts_else_64_or_256(umim: Umim, chatty: Path) -> None:
+    own = chatty.parent / "backbone" / "generation_config.json"
+    said = json.loads(own.read_text())
+    own.write_text(json.dumps(said | {"max_new_tokens": 5}))
+    generate = partial(umim, "generate", "w1 w2 w9", "-c", chatty, "--greedy", "--json")
+    for options in ((), ("--chat",)):
+        found = json.loads(generate(*options).out)
+        assert (len(found["ids"]), found["stop_reason"]) == (5, "length")
+    own.write_text(json.dumps(said))
+    assert "got 2 prompt positions + 64 new tokens" in generate().err
+    assert "got 5 prompt positions + 256 new tokens" in generate("--chat").err
 
 
 def test_a_chat_shows_template_message_and_token_reduction(chat: Umim) -> None:
