@@ -97,6 +97,21 @@ def test_continuations_together_equal_each_alone_behind_its_context(
                 assert torch.allclose(scores.log_probs, exact, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_continuations_that_a_row_has_no_room_for_stand_in_others(depth: int) -> None:
+    """GPT-Neo counts windows by columns: whatever stood beyond 16 saw less of its context."""
+    backbone = random_backbone("gpt_neo", torch.float64, window_size=16)
+    model = random_merged_model(backbone, random_rules(3, False), depth, 0)
+    contexts = [ids[:9] for ids in random_prompts(4, 2)]
+    endings = [[np.array([a, 5, 6, a]) for a in range(1, 9)], [np.array([7, 8])]]
+    together = score_continuations(contexts, endings, model, [None, None])
+    for context, row, scored in zip(contexts, endings, together, strict=True):
+        assert len(scored) == len(row)
+        for ending, scores in zip(row, scored, strict=True):
+            alone = score_continuations([context], [[ending]], model)[0][0]
+            assert torch.allclose(scores.log_probs, alone.log_probs, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(("depth", "rank"), FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_raw_positions_have_the_bits_of_the_base_model(

@@ -126,9 +126,10 @@ def score_continuations(
 ) -> list[list[TokenScores]]:
     """Score raw continuations after contexts that are matched alone and compressed.
 
-    No rule crosses from a context into a continuation; continuation tokens stay raw. Gradients
-    reach the module when autograd is on. Contexts [T_b] and continuations are raw ids, at least one
-    token each; rules apply to the ``parts`` of each context, None for everywhere.
+    No rule crosses from a context into a continuation; continuation tokens stay raw. What a row has
+    no room for (``widest_row``) stands in another, behind the same context. Gradients reach the
+    module when autograd is on. Contexts [T_b] and continuations are raw ids, at least one token
+    each; rules apply to the ``parts`` of each context, None for everywhere.
 
     Returns:
         Per row, one score per continuation, in order.
@@ -144,6 +145,23 @@ def score_continuations(
     backbone, unit_positions = merged_model.backbone, merged_model.unit_positions
     ids = [np.asarray(context, dtype=np.int64) for context in contexts]
     packed = merged_model.pack(ids, parts, merged_model.raw_tail)
+    columns = (packed.raw_counts if merged_model.merge_depth else packed.unit_counts).tolist()
+    rows = [
+        (b, part)
+        for b, row in enumerate(endings)
+        for part in _fitting(row, columns[b], widest_row(columns[b], backbone))
+    ]
+    if len(rows) > len(contexts):
+        of_rows = score_continuations(
+            [contexts[b] for b, _ in rows],
+            [part for _, part in rows],
+            merged_model,
+            None if parts is None else [parts[b] for b, _ in rows],
+        )
+        joined: list[list[TokenScores]] = [[] for _ in contexts]
+        for (b, _), part_scores in zip(rows, of_rows, strict=True):
+            joined[b] += part_scores
+        return joined
     table, counts = packed.position_ids(unit_positions).cpu().numpy(), packed.unit_counts.tolist()
     positions = [row[:units] for row, units in zip(table, counts, strict=True)]
     causal = all(len(row) == 1 for row in endings)  # each continuation is its row's own end
@@ -166,6 +184,19 @@ def score_continuations(
     flat = split_scores(scores, layout.sizes)
     scored = iter(flat)
     return [list(islice(scored, len(row))) for row in endings]
+
+
+def _fitting(endings: Sequence[AnyInts], columns: int, room: int) -> list[list[AnyInts]]:
+    """Cut continuations into runs that a row has room for behind so many columns, at least one."""
+    parts, width = list[list[AnyInts]](), 0
+    for ending in endings:
+        fed = len(ending) - 1
+        if not parts or width + fed > room:
+            parts.append([])
+            width = columns
+        parts[-1].append(ending)
+        width += fed
+    return parts
 
 
 def _widened(units: Tensor, width: int) -> Tensor:
