@@ -14,7 +14,7 @@ from lm_eval.models.huggingface import HFLM
 
 from support.engine_matrix import module_for
 from support.merged_models import fresh_model, placed
-from support.tiny_models import random_model, tiny_config
+from support.tiny_models import random_backbone, random_model, tiny_config
 from tests.evaluation.conftest import (
     MAX_LENGTH,
     TEXT,
@@ -102,6 +102,20 @@ def test_prompts_of_no_token_are_the_prefix_token_on_every_side(
     assert model.generate_until(without) == model.generate_until(generation([prefix], until=[]))
     mixed = model.generate_until(generation(["the dog sat", ""]))
     assert mixed[1] == hf.generate_until(generation([prefix]))[0]
+
+
+def test_long_texts_are_cut_to_the_first_frequencies_of_longrope() -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 2, "long_factor": [8.0] * 2}
+    words = byte_tokenizer()
+    sizes = {"vocab_size": len(words), "original_max_position_embeddings": 16}
+    backbone = random_backbone("phi3", tokenizer=words, rope_scaling=rope, **sizes)
+    cut, told = (
+        UmimLM(merge="none", backbone=backbone, max_length=most).sharing_contexts()
+        for most in (None, 16)
+    )
+    asked, texts = likelihoods([(TEXT * 4, " mat")]), rolling([TEXT])
+    assert cut.loglikelihood(asked) == told.loglikelihood(asked)
+    assert cut.loglikelihood_rolling(texts) == told.loglikelihood_rolling(texts)
 
 
 LONE = "the \ud83d cat"

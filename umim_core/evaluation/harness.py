@@ -221,7 +221,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             tokenizer=self.backbone.tokenizer,
             batch_size=batch_size,
             max_batch_size=max_batch_size,
-            max_length=max_length,
+            max_length=self.backbone.max_positions if max_length is None else max_length,
             add_bos_token=add_bos_token,
         )
         self.merged_model, self.method, self.compare = merged_model, method, compare
