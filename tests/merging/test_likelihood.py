@@ -73,13 +73,17 @@ def test_below_the_merge_depth_raw_tokens_count_against_the_window() -> None:
     short = random_backbone("mistral", sliding_window=16)
     model = random_merged_model(short, Matcher(RuleSet.from_spans([(1, 2, 3, 4)])), depth=1, rank=0)
     context, endings = np.array([*[1, 2, 3, 4] * 9, 5, 6]), [FINE[:2], FINE[2:]]  # 11 units
-    # Each in a row of its own: the backbone's own windows count.
-    alone = [score_continuations([context], [[ending]], model)[0][0] for ending in endings]
-    [together] = score_continuations([context], [endings], model)
-    for scores, one in zip(together, alone, strict=True):
-        assert torch.allclose(scores.log_probs, one.log_probs, atol=1e-5)
+    # Each in a row of its own, whatever stands beside it: the backbone's own windows count.
+    contexts = [context, context[-3:]]
+    for row, scored in zip(
+        contexts, score_continuations(contexts, [endings, endings], model), strict=True
+    ):
+        for ending, scores in zip(endings, scored, strict=True):
+            alone = score_continuations([row], [[ending]], model)[0][0]
+            assert torch.allclose(scores.log_probs, alone.log_probs, atol=1e-5)
+    preserved = random_merged_model(short, Matcher(RuleSet.from_spans([(7, 8)])), depth=0, rank=0)
     with pytest.raises(GenerationError, match=r"window \(16\); got 39 units"):
-        score_continuations([context, context[-3:]], [endings[:1], endings], model)
+        score_continuations([context], [endings[:1]], preserved)
 
 
 @pytest.fixture(scope="module")

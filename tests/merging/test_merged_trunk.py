@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from support.engine_matrix import build, random_prompts, random_rules, settings
 from support.family_configs import EXACT
@@ -24,7 +26,7 @@ from umim_core.merging.adapters import SpanAdapters, adapted, linear_maps, merge
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import score_rows, token_log_probs
 from umim_core.merging.low_rank_rows import add_low_rank
-from umim_core.merging.merged_model import MergedModel
+from umim_core.merging.merged_model import MergedModel, MergedTrunk
 
 FORMS = [(1, 0), (1, 3), (0, 3)]
 UNSPLIT = {"biogpt", "granite-unscaled", "opt", "xglm"}  # not exactly: refused by name
@@ -98,13 +100,23 @@ def test_continuations_together_equal_each_alone_behind_its_context(
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_continuations_that_a_row_has_no_room_for_stand_in_others(depth: int) -> None:
+def test_continuations_that_a_row_has_no_room_for_stand_in_others(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """GPT-Neo counts windows by columns: whatever stood beyond 16 saw less of its context."""
     backbone = random_backbone("gpt_neo", torch.float64, window_size=16)
     model = random_merged_model(backbone, random_rules(3, False), depth, 0)
     contexts = [ids[:9] for ids in random_prompts(4, 2)]
     endings = [[np.array([a, 5, 6, a]) for a in range(1, 9)], [np.array([7, 8])]]
+    hidden, rows = MergedTrunk.hidden, list[int]()
+
+    def noted(trunk: MergedTrunk, units: Tensor, *rest: Any) -> Tensor:
+        rows.append(len(units))
+        return hidden(trunk, units, *rest)
+
+    monkeypatch.setattr(MergedTrunk, "hidden", noted)
     together = score_continuations(contexts, endings, model, [None, None])
+    assert len(rows) > 1 and max(rows) == len(contexts)
     for context, row, scored in zip(contexts, endings, together, strict=True):
         assert len(scored) == len(row)
         for ending, scores in zip(row, scored, strict=True):

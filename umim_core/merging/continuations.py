@@ -127,8 +127,9 @@ def score_continuations(
     """Score raw continuations after contexts that are matched alone and compressed.
 
     No rule crosses from a context into a continuation; continuation tokens stay raw. What a row has
-    no room for (``widest_row``) stands in another, behind the same context. Gradients reach the
-    module when autograd is on. Contexts [T_b] and continuations are raw ids, at least one token
+    no room for (``widest_row``) stands in another, behind the same context; beyond a window every
+    continuation does. Forwards have as many rows as there are contexts, at most. Gradients reach
+    the module when autograd is on. Contexts [T_b] and continuations are raw ids, at least one token
     each; rules apply to the ``parts`` of each context, None for everywhere.
 
     Returns:
@@ -146,21 +147,26 @@ def score_continuations(
     ids = [np.asarray(context, dtype=np.int64) for context in contexts]
     packed = merged_model.pack(ids, parts, merged_model.raw_tail)
     columns = (packed.raw_counts if merged_model.merge_depth else packed.unit_counts).tolist()
+    widest = max(c + max(map(len, row)) - 1 for c, row in zip(columns, endings, strict=True))
+    # The backbone's own windows are in force where every row of a forward has one continuation.
+    alone = backbone.window is not None and widest > backbone.window
     rows = [
         (b, part)
         for b, row in enumerate(endings)
-        for part in _fitting(row, columns[b], widest_row(columns[b], backbone))
+        for part in _fitting(row, columns[b], 0 if alone else widest_row(columns[b], backbone))
     ]
     if len(rows) > len(contexts):
-        of_rows = score_continuations(
-            [contexts[b] for b, _ in rows],
-            [part for _, part in rows],
-            merged_model,
-            None if parts is None else [parts[b] for b, _ in rows],
-        )
         joined: list[list[TokenScores]] = [[] for _ in contexts]
-        for (b, _), part_scores in zip(rows, of_rows, strict=True):
-            joined[b] += part_scores
+        for first in range(0, len(rows), len(contexts)):
+            some = rows[first : first + len(contexts)]
+            of_rows = score_continuations(
+                [contexts[b] for b, _ in some],
+                [part for _, part in some],
+                merged_model,
+                None if parts is None else [parts[b] for b, _ in some],
+            )
+            for (b, _), part_scores in zip(some, of_rows, strict=True):
+                joined[b] += part_scores
         return joined
     table, counts = packed.position_ids(unit_positions).cpu().numpy(), packed.unit_counts.tolist()
     positions = [row[:units] for row, units in zip(table, counts, strict=True)]

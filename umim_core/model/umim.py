@@ -305,7 +305,7 @@ class UMIM:
         raw_tail: int = 0,
         add_special_tokens: bool | None = None,
     ) -> list[list[float]]:
-        """Score continuations after compressed contexts, those of a context in the same forward.
+        """Score continuations after compressed contexts, those of a context together if they fit.
 
         Args:
             contexts: Texts with at least one token each.
@@ -322,7 +322,7 @@ class UMIM:
             ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
             EvaluationError: If a context or a continuation has no token, the numbers of contexts
                 and lists differ, or the backbone's positions do not suffice.
-            GenerationError: If a row exceeds the window of a sliding-window backbone.
+            GenerationError: If a row of preserved positions exceeds a sliding window.
             NumericalError: If a log-probability is NaN or infinite.
         """
         model, encode = self.merged_model.reading(merge, raw_tail), self.backbone.encode
