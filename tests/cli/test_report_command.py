@@ -106,6 +106,11 @@ LONE = {
     "text": ({"text": "w1", "other": 2}, "text", "w1"),
     "schema": ({"name": "w1", "parameters": {}}, "tools", '{"name": "w1", "parameters": {}}'),
     "result": ({"order": [1]}, "tool", '{"order": [1]}'),
+    "items": ({"output": [{"type": "w1"}]}, "tool", '{"output": [{"type": "w1"}]}'),
+    "tools that ran": (
+        {"messages": [message("user", "w1")], "trace": {"tools": [{"name": "w2", "ms": 3}]}},
+        *("user", "w1"),
+    ),
     "no turns": ({"conversations": 3}, "tool", '{"conversations": 3}'),
     "choices": ({"text": "w1", "choices": ["a", "b"]}, "text", "w1"),
     "names of a schema": (

@@ -177,7 +177,8 @@ def _request(row: object, place: str, left: Left) -> Request | None:
     body = next(filter(None, chats), None)
     if body is None:
         text, role = _lone_text(bodies)
-        answered = bool(_answers(response, note))
+        # Items of a tool's result are no items of a response.
+        answered = bool(_answers(response, note if role == "text" else lambda _: None))
         if role == "text":
             _note_unread(row, response, answered, note)
         elif answered:
@@ -288,9 +289,13 @@ def _lone_text(bodies: Sequence[Mapping[str, Any]]) -> tuple[object, Role]:
                 return body[name], "text"
         if "model" in body and isinstance(body.get("prompt") or body.get("input"), list):
             return None, "text"  # ids, or several texts
-    row = bodies[0]
-    is_schema = "parameters" in row or isinstance(row.get("function"), dict)
-    return dumped(row), "tools" if is_schema else "tool"
+    return dumped(bodies[0]), "tools" if _is_schema(bodies[0]) else "tool"
+
+
+def _is_schema(value: object) -> bool:
+    return isinstance(value, dict) and (
+        "parameters" in value or isinstance(value.get("function"), dict)
+    )
 
 
 def _listed(body: Mapping[str, Any], name: str, note: Note) -> list[Any]:
@@ -312,7 +317,7 @@ def _schemas(body: Message, objects: list[tuple[str, Message]], note: Note) -> l
     names = ("tools", "functions")
     own = [x for name in names for x in _listed(body, name, note)]
     beside = (_parsed(other.get(name)) for _, other in objects for name in names)
-    lists = (x for x in beside if isinstance(x, list) and any(isinstance(one, dict) for one in x))
+    lists = (x for x in beside if isinstance(x, list) and any(map(_is_schema, x)))
     return own or next(lists, [])
 
 
