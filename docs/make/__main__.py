@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MAKERS)}; all")
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args(arguments)
-    if unknown := set(options.names) - set(MAKERS):  # choices refuse to be named none (Python 3.11)
+    if unknown := set(options.names) - set(MAKERS):  # choices need a name (Python 3.11)
         parser.error(f"unknown documents {sorted(unknown)}; there are {', '.join(MAKERS)}")
     outdated = [
         document

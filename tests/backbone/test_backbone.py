@@ -65,7 +65,8 @@ def test_positions_end_where_a_longer_row_would_change_the_frequencies_of_others
     assert config.max_position_embeddings > backbone.max_positions == 16
     config.save_pretrained(tmp_path)
     assert trained_context(str(tmp_path)) == 16
-    with pytest.raises(ContextLengthError, match="must fit the backbone's 16 positions"):
+    rule = r"must fit the backbone's 16 positions \(LongRoPE's first frequencies\); got 2 prompt"
+    with pytest.raises(ContextLengthError, match=rule):
         Engine(MergedModel.without_merging(backbone)).generate([[1, 2]], settings(16))
 
 

@@ -148,6 +148,8 @@ class Backbone:
         """Refuse more positions than there are; messages say ``what`` takes them."""
         most = self.max_positions
         rule = f"{what} must fit the backbone's {most} positions"
+        if most != getattr(self.model.config, "max_position_embeddings", most):
+            rule += " (LongRoPE's first frequencies)"
         fits = most is None or positions <= most
         require(fits, error, rule, found or f"{positions} positions", remedy)
 
