@@ -241,7 +241,10 @@ def test_of_prompts_with_long_schemas_one_is_read_at_a_time(tokens: int, at_once
     class Counted(PromptReader):
         def _read(self, *prompt: Any) -> PromptIds:
             reading.append(1)
-            time.sleep(0.1)
+            began = time.monotonic()
+            while len(reading) < at_once and time.monotonic() - began < 10:
+                time.sleep(0.01)
+            time.sleep(0.1)  # others that should wait would come in
             most.append(len(reading))
             found = super()._read(*prompt)
             reading.pop()
