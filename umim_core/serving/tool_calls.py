@@ -156,7 +156,7 @@ def _call(value: object, asked: Calls) -> dict[str, Any] | None:
     """Return a call as OpenAI's interface has it, or None if it is none of a tool offered."""
     if not isinstance(value, dict):
         return None
-    # Beside a name alone; others say their arguments by another key, and would be called without.
+    # A name alone calls without arguments; beside another key (``parameters``) it would lose them.
     name, arguments = value.get("name"), value.get("arguments", {} if len(value) == 1 else None)
     names = [tool["function"]["name"] for tool in asked.tools]
     if name not in names or not isinstance(arguments, dict):
