@@ -328,5 +328,7 @@ def test_engine_equals_recompute(
         assert step[1] == found[1]
         error = float((step[0] - found[0]).abs().max())
         assert error <= max(tolerance, 1e-5 if turns > 1 else 0), (said, error)
-    if turns == 1:  # something was rolled back
-        assert any(row.gen_kv_reduction > 0 for row in output.rows)
+    rolled_back = any(row.gen_kv_reduction > 0 for row in output.rows)
+    assert rolled_back == any(row.generated_spans for row in output.rows)
+    if turns == 1 and not (few and infix_free):  # of its long spans 12 tokens may hold none
+        assert rolled_back
