@@ -55,6 +55,7 @@ def shrunk(recipe: Recipe, base: Path) -> dict[str, object]:
     workers = min(2, recipe.cluster.workers)
     for cell in raw["cells"]:
         changes = {"backbone": stand_in(cell["backbone"], base), "revision": None, "adapt": False}
+        changes["merge_depth"] = min(1, cell["merge_depth"])  # stand-ins have two layers
         if cell.get("source") == "confidence":
             changes |= {"min_probability": 3e-5, "confidence_tokens": 2000}
         cell |= changes
